@@ -1,0 +1,81 @@
+package flight
+
+import (
+	"io"
+	"time"
+
+	arrowflight "github.com/apache/arrow-go/v18/arrow/flight"
+	"google.golang.org/grpc/codes"
+)
+
+// recorded is a stream of messages that have come already.
+type recorded struct {
+	arrowflight.FlightService_DoPutServer
+	messages []*arrowflight.FlightData
+}
+
+func (r *recorded) Recv() (*arrowflight.FlightData, error) {
+	if len(r.messages) == 0 {
+		return nil, io.EOF
+	}
+	m := r.messages[0]
+	r.messages = r.messages[1:]
+	return m, nil
+}
+
+// Decode is what DoPut makes of the messages of a stream.
+func Decode(messages []*arrowflight.FlightData) (keys, values [][]byte, err error) {
+	r, err := arrowflight.NewRecordReader(&incoming{FlightService_DoPutServer: &recorded{messages: messages}})
+	if err != nil {
+		return nil, nil, err
+	}
+	defer r.Release()
+	at, err := columnsToPut(r.Schema())
+	if err != nil {
+		return nil, nil, err
+	}
+	for r.Next() {
+		e, err := entriesOf(r.RecordBatch(), at)
+		if err != nil {
+			return nil, nil, err
+		}
+		keys, values = append(keys, e.keys...), append(values, e.values...)
+	}
+	return keys, values, r.Err()
+}
+
+// OpenTicket is how DoGet reads a ticket of a caller without a token and a tenant.
+func OpenTicket(sealed []byte) error {
+	_, err := openTicket(sealed, principal{}, time.Unix(0, 0))
+	return err
+}
+
+// SealAs makes bytes a ticket of a caller without a token.
+func SealAs(b []byte) []byte { return append(principal{}.mac(b), b...) }
+
+// ParseCommand is how a command is read: it is refused, or a range and columns that a scan takes.
+func ParseCommand(cmd []byte) (from, to []byte, columns []string, err error) {
+	s, err := requestOf(&arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD, Cmd: cmd})
+	return s.from, s.to, s.columns, err
+}
+
+// Tally counts the puts that are not done, and those whose outcome is unknown.
+func Tally(errs []error) (not, unknown int, err error) {
+	o := tally(errs)
+	return o.not, o.unknown, o.err
+}
+
+// CodeOf is the code of an error.
+func CodeOf(err error) codes.Code { return codeOf(err) }
+
+// MaxStrangers is how many calls with tokens that are not known yet run at a time.
+const MaxStrangers = maxStrangers
+
+// Forget has sessions that no call uses end now, and new calls open others.
+func Forget(s *Server) {
+	s.callers.mu.Lock()
+	defer s.callers.mu.Unlock()
+	for _, c := range s.callers.known {
+		s.callers.retire(c)
+	}
+}

@@ -1,0 +1,174 @@
+package flight
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
+)
+
+const (
+	// TenantHeader is the header of a call that names the tenant, for callers that may work in several.
+	TenantHeader = "quarry-tenant"
+
+	tokenHeader    = "authorization"
+	bearer         = "bearer "
+	maxTokenBytes  = 512
+	maxTenantBytes = 63
+	healthService  = "/grpc.health.v1.Health/"
+	healthCheck    = healthService + "Check"
+	// maxStrangers is how many calls may run at a time whose token has no open session: each may send a message of Config.MessageBytes
+	// before its token is checked.
+	maxStrangers = 16
+)
+
+// principal is who makes a call, as far as the call says it.
+type principal struct {
+	token, tenant string
+}
+
+// key is what sessions are kept by: no token is kept in a map.
+func (p principal) key() callerKey { return callerKey{sha256.Sum256([]byte(p.token)), p.tenant} }
+
+// callerKey is a principal with a hash in the place of the token.
+type callerKey struct {
+	token  [sha256.Size]byte
+	tenant string
+}
+
+// principalOf reads the headers of a call.
+func principalOf(h metadata.MD) (p principal, err error) {
+	one := func(name string, most int) (string, error) {
+		v := h.Get(name)
+		if len(v) == 0 {
+			return "", nil
+		}
+		if len(v) > 1 || len(v[0]) > most {
+			return "", status.Errorf(codes.Unauthenticated, "header %s: want it once, with at most %d bytes", name, most)
+		}
+		return v[0], nil
+	}
+	if p.tenant, err = one(TenantHeader, maxTenantBytes); err != nil {
+		return p, err
+	}
+	shown, err := one(tokenHeader, len(bearer)+maxTokenBytes)
+	if err != nil || shown == "" {
+		return p, err
+	}
+	if len(shown) <= len(bearer) || !strings.EqualFold(shown[:len(bearer)], bearer) {
+		return p, status.Errorf(codes.Unauthenticated, "header %s: want Bearer TOKEN, with a token of the cluster (quarry token create)", tokenHeader)
+	}
+	p.token = shown[len(bearer):]
+	return p, nil
+}
+
+// gate counts the calls of strangers.
+type gate struct{ strangers atomic.Int64 }
+
+// tap looks at the headers of a call before anything else of it is read. It refuses callers that show nothing, and strangers that are too many.
+func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
+	refuse := func(c codes.Code, format string, args ...any) (context.Context, error) {
+		s.stats.refused.Add(1)
+		return nil, status.Errorf(c, format, args...)
+	}
+	if strings.HasPrefix(info.FullMethodName, healthService) {
+		if info.FullMethodName != healthCheck {
+			return refuse(codes.Unimplemented, "%s: only Check is served", info.FullMethodName)
+		}
+	} else {
+		p, err := principalOf(info.Header)
+		if err != nil {
+			s.stats.refused.Add(1)
+			return nil, err
+		}
+		if p.token == "" && !s.cfg.Open {
+			return refuse(codes.Unauthenticated, "no token: send the header %s: Bearer TOKEN, with a token of the cluster (quarry token create)", tokenHeader)
+		}
+		if s.callers.knows(p.key()) {
+			return ctx, nil
+		}
+	}
+	if s.calls.strangers.Add(1) > maxStrangers {
+		s.calls.strangers.Add(-1)
+		return refuse(codes.ResourceExhausted, "%d calls with tokens that are not known yet run already: try again", maxStrangers)
+	}
+	context.AfterFunc(ctx, func() { s.calls.strangers.Add(-1) })
+	return ctx, nil
+}
+
+type callerContext struct{}
+
+// callerOf is who makes the call.
+func callerOf(ctx context.Context) *caller { return ctx.Value(callerContext{}).(*caller) }
+
+// admit opens, or finds, the session of a call's principal; leave gives it back.
+func (s *Server) admit(ctx context.Context) (in context.Context, leave func(), err error) {
+	h, _ := metadata.FromIncomingContext(ctx)
+	p, err := principalOf(h)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := s.callers.enter(ctx, p)
+	if err != nil {
+		return nil, nil, err
+	}
+	if from, ok := peer.FromContext(ctx); ok {
+		if info, ok := from.AuthInfo.(peerInfo); ok {
+			info.authenticated()
+		}
+	}
+	return context.WithValue(ctx, callerContext{}, c), func() { s.callers.leave(c) }, nil
+}
+
+// serve runs a call for its caller, and counts it. A panic is the call's error: what a caller sends must not end the server.
+func (s *Server) serve(ctx context.Context, method string, call func(context.Context) error) (err error) {
+	if method == healthCheck {
+		return call(ctx)
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			s.cfg.Logger.Error("flight: a call failed and was ended", "method", method, "panic", p, "stack", string(debug.Stack()))
+			err = status.Errorf(codes.Internal, "%v; the server's log has more", fmt.Sprint(p))
+		}
+		s.stats.calls.Add(1)
+		if err != nil {
+			s.stats.failed.Add(1)
+			err = asStatus(err)
+		}
+	}()
+	ctx, leave, err := s.admit(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return call(ctx)
+}
+
+func (s *Server) unary(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (out any, err error) {
+	err = s.serve(ctx, info.FullMethod, func(ctx context.Context) (err error) {
+		out, err = next(ctx, q)
+		return err
+	})
+	return out, err
+}
+
+func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	return s.serve(ss.Context(), info.FullMethod, func(ctx context.Context) error { return next(srv, &admitted{ss, ctx}) })
+}
+
+// admitted is a stream whose context names the caller.
+type admitted struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (a *admitted) Context() context.Context { return a.ctx }

@@ -1,0 +1,239 @@
+package flight
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	arrowflight "github.com/apache/arrow-go/v18/arrow/flight"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/btree/kv"
+	"github.com/quarrystore/quarry/client"
+)
+
+// putOnce is how many keys go to the tree in one call, between which the stream may be canceled.
+const putOnce = 1024
+
+// PutResult is the metadata that acknowledges a batch, as JSON.
+type PutResult struct {
+	Batch int   `json:"batch"` // from 1
+	Puts  int   `json:"puts"`  // of this batch
+	Total int64 `json:"total"` // of the stream
+}
+
+// DoPut puts the batches of a stream into a tree. Each batch is sorted by key, put, and acknowledged. Of equal keys the last one stays. A batch that breaks a limit
+// changes nothing; one that fails may have been put in part, and the error says how much of it. To put a batch again gives the same tree.
+func (s *Server) DoPut(stream arrowflight.FlightService_DoPutServer) error {
+	ctx := stream.Context()
+	if !s.puts.try(1) {
+		s.stats.refused.Add(1)
+		return status.Errorf(codes.ResourceExhausted, "%d streams are put here already: try again, or ask another server", s.cfg.PutStreams)
+	}
+	defer s.puts.give(1)
+	s.stats.putting.Add(1)
+	defer s.stats.putting.Add(-1)
+	r, err := arrowflight.NewRecordReader(&incoming{FlightService_DoPutServer: stream})
+	if err != nil {
+		return refused(err)
+	}
+	defer r.Release()
+	d := r.LatestFlightDescriptor()
+	if d == nil || d.Type != arrowflight.DescriptorPATH || len(d.Path) != 1 {
+		return status.Error(codes.InvalidArgument, "descriptor: want PATH [tree] with the schema")
+	}
+	c := callerOf(ctx)
+	t, err := c.tree(ctx, d.Path[0], s.cfg.CacheBytes)
+	if err != nil {
+		return err
+	}
+	if c.c.ReadOnly() {
+		return status.Errorf(codes.PermissionDenied, "tree %q: this token may read, and not write", d.Path[0])
+	}
+	at, err := columnsToPut(r.Schema())
+	if err != nil {
+		return status.Errorf(codes.InvalidArgument, "schema: %v", err)
+	}
+	done := PutResult{}
+	for r.Next() {
+		done.Batch++
+		e, err := entriesOf(r.RecordBatch(), at)
+		if err != nil {
+			return status.Errorf(codes.InvalidArgument, "batch %d: %v; nothing of it is put, %d puts of earlier batches are done", done.Batch, err, done.Total)
+		}
+		if err := s.put(ctx, t, e, done); err != nil {
+			return err
+		}
+		done.Puts = len(e.keys)
+		done.Total += int64(done.Puts)
+		ack, err := json.Marshal(done)
+		if err != nil {
+			return err
+		}
+		if err := stream.Send(&arrowflight.PutResult{AppMetadata: ack}); err != nil {
+			return err
+		}
+	}
+	if err := r.Err(); err != nil && !errors.Is(err, io.EOF) {
+		return refused(fmt.Errorf("behind batch %d, %d puts are done: %w", done.Batch, done.Total, err))
+	}
+	return nil
+}
+
+// refused is what cannot be decoded. Errors of gRPC, such as a message that is too long or a stream that was canceled, keep their code.
+func refused(err error) error {
+	var of interface{ GRPCStatus() *status.Status }
+	switch {
+	case errors.As(err, &of):
+		return status.Error(of.GRPCStatus().Code(), err.Error())
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	}
+	return status.Error(codes.InvalidArgument, err.Error())
+}
+
+// positions are the columns of a schema: of the key and of the value.
+type positions struct{ key, value int }
+
+// columnsToPut refuses a schema that is not a key and a value, in either order, of bytes or text.
+func columnsToPut(s *arrow.Schema) (at positions, err error) {
+	at = positions{-1, -1}
+	for i, f := range s.Fields() {
+		switch f.Name {
+		case KeyColumn:
+			at.key = i
+		case ValueColumn:
+			at.value = i
+		default:
+			return at, fmt.Errorf("column %q: want %s and %s", f.Name, KeyColumn, ValueColumn)
+		}
+		switch f.Type.ID() {
+		case arrow.BINARY, arrow.STRING, arrow.LARGE_BINARY, arrow.LARGE_STRING:
+		default:
+			return at, fmt.Errorf("column %q is of %v: want binary", f.Name, f.Type)
+		}
+	}
+	if at.key < 0 || at.value < 0 || s.NumFields() != 2 {
+		return at, fmt.Errorf("%d columns: want %s and %s", s.NumFields(), KeyColumn, ValueColumn)
+	}
+	return at, nil
+}
+
+// entries are the keys and values of a batch, sorted by key. The bytes are those of the batch.
+type entries struct{ keys, values [][]byte }
+
+// entriesOf checks a whole batch, and sorts it. Equal keys stay in their order, of which PutMany keeps the last.
+func entriesOf(b arrow.RecordBatch, at positions) (e entries, err error) {
+	keys, err := bytesOf(b.Column(at.key))
+	if err != nil {
+		return e, fmt.Errorf("column %s: %w", KeyColumn, err)
+	}
+	values, err := bytesOf(b.Column(at.value))
+	if err != nil {
+		return e, fmt.Errorf("column %s: %w", ValueColumn, err)
+	}
+	if len(keys) != len(values) {
+		return e, fmt.Errorf("%d keys and %d values", len(keys), len(values))
+	}
+	order := make([]int, len(keys))
+	for i, k := range keys {
+		if order[i] = i; len(k) == 0 || len(k) > btree.MaxKeyBytes {
+			return e, fmt.Errorf("row %d: a key of %d bytes, want 1 to %d", i, len(k), btree.MaxKeyBytes)
+		}
+		if v := values[i]; len(v) > btree.MaxValueBytes {
+			return e, fmt.Errorf("row %d: a value of %d bytes, at most %d", i, len(v), btree.MaxValueBytes)
+		}
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return bytes.Compare(keys[a], keys[b]) })
+	for _, i := range order {
+		e.keys, e.values = append(e.keys, keys[i]), append(e.values, values[i])
+	}
+	return e, nil
+}
+
+// bytesOf are the values of a column, none of which may be null. The bytes are those of the batch.
+func bytesOf(a arrow.Array) (out [][]byte, err error) {
+	defer func() {
+		if recover() != nil {
+			err = errors.New("its buffers are damaged")
+		}
+	}()
+	if a.NullN() > 0 {
+		return nil, fmt.Errorf("%d of %d rows are null", a.NullN(), a.Len())
+	}
+	if v, ok := a.(interface{ ValidateFull() error }); ok {
+		if err := v.ValidateFull(); err != nil {
+			return nil, err
+		}
+	}
+	out = make([][]byte, a.Len())
+	for i := range out {
+		switch a := a.(type) {
+		case *array.Binary:
+			out[i] = a.Value(i)
+		case *array.LargeBinary:
+			out[i] = a.Value(i)
+		case *array.String:
+			out[i] = []byte(a.Value(i))
+		case *array.LargeString:
+			out[i] = []byte(a.Value(i))
+		}
+	}
+	return out, nil
+}
+
+// put puts a batch. before is what was done of the stream until then.
+func (s *Server) put(ctx context.Context, t *kv.Tree, e entries, before PutResult) error {
+	done, size := 0, 0
+	for done < len(e.keys) {
+		end := min(done+putOnce, len(e.keys))
+		errs := t.PutMany(ctx, e.keys[done:end], e.values[done:end])
+		failed := tally(errs)
+		put := len(errs) - failed.not - failed.unknown
+		s.stats.rowsPut.Add(uint64(put))
+		if failed.err != nil {
+			done += put
+			not := len(e.keys) - done - failed.unknown
+			return status.Errorf(codeOf(failed.err), "batch %d: %d of %d puts are done, %d are not, the outcome of %d is unknown; %d puts of earlier batches are done. To put the batch again is safe. %v",
+				before.Batch, done, len(e.keys), not, failed.unknown, before.Total, failed.err)
+		}
+		for i := done; i < end; i++ {
+			size += len(e.keys[i]) + len(e.values[i])
+		}
+		done = end
+	}
+	s.stats.bytesPut.Add(uint64(size))
+	return nil
+}
+
+// outcome of some puts.
+type outcome struct {
+	not, unknown int
+	err          error // of one of them: an unknown one if there is any
+}
+
+// tally counts the puts that are not done, and those whose outcome is unknown.
+func tally(errs []error) (o outcome) {
+	for _, err := range errs {
+		switch {
+		case err == nil:
+		case errors.Is(err, client.ErrUnknown):
+			if o.unknown++; o.unknown == 1 {
+				o.err = err
+			}
+		default:
+			if o.not++; o.err == nil {
+				o.err = err
+			}
+		}
+	}
+	return o
+}
