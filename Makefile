@@ -33,6 +33,7 @@ test-rdma: ## everything on real RDMA: this host's adapter, or Soft-RoCE in a vi
 test-pmem: ## persistent memory on emulated NVDIMMs, in a virtual machine that is killed KILLS times (2) under a durable load
 	sh verify/rxevm/test-rdma.sh pmem
 	$(GO) test -count=1 -v -timeout 60m ./verify/rxevm/killed -args -kills $(or $(KILLS),2)
+	$(GO) test -count=1 -v -timeout 60m ./verify/rxevm/shared
 
 test-rdma-2: ## verbs between two virtual machines
 	sh verify/rxevm/test-rdma.sh two

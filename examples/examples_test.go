@@ -8,8 +8,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/quarrystore/quarry/internal/local"
+	"github.com/quarrystore/quarry/internal/uffd"
 	"github.com/quarrystore/quarry/verify/testbinary"
 )
 
@@ -24,12 +26,20 @@ var outputs = map[string]string{
 	"07-kv":           "grace hopper\nfirst: <nil> second late: true\nada king\nalan turing\n",
 	"08-plugin":       "5\n",
 	"09-job":          "done: greeting has 5 bytes\n",
+	"11-space":        "one address space, 3 times\n",
 	"10-splits":       "4 parts, 6000 words\npart 0 of 4 on n1 again\nthe same\n",
+	"14-call":         "1 lines\n2 lines\n3 lines\nrefused: true\ngranite\nstone\nwater\n",
+	"15-memory":       "0x100000000000 is 0x100000000000\na page, a new page\n",
+	"12-watch":        "closed\nopen\nfreed: true\n",
+	"13-kv-watch":     "lamp is off\nwatching\nlamp is on\nlamp is gone\n",
+	"16-flight":       "{\"batch\":1,\"puts\":2000,\"total\":2000}\n2000 rows, 20000 bytes of values\n",
 }
 
-// Examples that are started as many processes, and what is seen of them: as Kubernetes starts the pods of a Job with indexes, and one of them
+// Examples that are started as many processes, or beside others, and what is seen of them: as Kubernetes starts the pods of a Job with indexes, and one of them
 // again. A pod may come before another one has cut the tree.
 var processes = map[string]string{
+	"14-call": `14-call worker --node n1 >&2 & trap "kill -INT $!; wait" EXIT
+14-call`,
 	"10-splits": `export PARTS=4 INPUT=lines RUN=runs/count-words
 quarry kv create -t lines --node-bytes 1KiB >&2
 seq 2000 | awk '{printf "{\"key\":\"line %05d\",\"value\":\"one line %d\"}\n", $1, $1}' | quarry kv load -t lines >&2
@@ -43,6 +53,17 @@ quarry kv del -t lines 'line 00001 and more' >&2
 JOB_COMPLETION_INDEX=0 10-splits | sed 's/, on \(.*\):.*/ on \1 again/'
 JOB_COMPLETION_INDEX=9 10-splits | grep -q 'nothing to do'
 test "$before" = "$(quarry kv scan -t $RUN)" && echo the same`,
+	"15-memory": `dir=$(mktemp -d); export QUARRY_PAGER_SOCKET=$dir/pager
+quarry pager --memory 2MiB >&2 & pid=$!
+until test -S $QUARRY_PAGER_SOCKET; do sleep 0.1; done
+15-memory
+kill $pid; wait $pid || test $? = 130; rm -r $dir`,
+	"16-flight": `quarry kv create -t prices >&2
+ready=$(mktemp)
+quarry gateway flight --spread --listen 127.0.0.1:0 --json > $ready & pid=$!
+trap 'kill $pid; wait $pid; rm $ready' EXIT
+until grep -q address $ready; do kill -0 $pid; sleep 0.1; done
+16-flight $(sed 's/.*"address":"\([^"]*\)".*/\1/' $ready) prices`,
 }
 
 // Examples that serve until they are interrupted, and what is asked of them meanwhile.
@@ -65,6 +86,13 @@ func TestExamples(t *testing.T) {
 	for _, dir := range dirs {
 		t.Run(dir, func(t *testing.T) {
 			require.Contains(t, string(readme), "["+dir+"]("+dir+"/main.go)")
+			if dir == "15-memory" {
+				fd, _, err := uffd.Open()
+				if err != nil {
+					t.Skip("page faults cannot be served here: ", err)
+				}
+				unix.Close(fd)
+			}
 			env := append(os.Environ(), "QUARRY_CONTROLLER="+c.URL, "PATH="+bin+":"+os.Getenv("PATH"))
 			cmd := exec.CommandContext(t.Context(), filepath.Join(bin, dir))
 			if script := processes[dir]; script != "" {

@@ -101,6 +101,7 @@ func quarry_close(number C.quarry_client, e *C.quarry_error) C.int {
 	c, err := clients.remove(uint64(number))
 	if err == nil {
 		trees.removeIf(func(t tree) bool { return t.of == uint64(number) })
+		spaces.removeIf(func(s spaceHandle) bool { return s.of == uint64(number) })
 		err = c.Close()
 	}
 	return answer(e, err)

@@ -28,6 +28,7 @@ var _ = [...]struct{}{
 	[1]struct{}{}[C.QUARRY_EXISTS-reasonExists], [1]struct{}{}[C.QUARRY_UNREACHABLE-reasonUnreachable],
 	[1]struct{}{}[C.QUARRY_FENCED-reasonFenced], [1]struct{}{}[C.QUARRY_LEASE-reasonLease],
 	[1]struct{}{}[C.QUARRY_LOST_ANSWER-reasonLostAnswer],
+	[1]struct{}{}[C.sizeof_quarry_space_info-32],
 	[1]struct{}{}[C.QUARRY_MAX_OBJECT_BYTES-client.MaxObjectBytes],
 	[1]struct{}{}[C.QUARRY_VOLATILE-client.Volatile], [1]struct{}{}[C.QUARRY_DURABLE-client.Durable],
 }

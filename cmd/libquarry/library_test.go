@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"debug/elf"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -17,9 +19,13 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/client/space"
+	"github.com/quarrystore/quarry/client/vmm"
 	"github.com/quarrystore/quarry/internal/local"
+	"github.com/quarrystore/quarry/internal/uffd"
 	"github.com/quarrystore/quarry/verify/testbinary"
 )
 
@@ -106,9 +112,49 @@ func TestLibrary(t *testing.T) {
 			require.Equal(t, "1600\n", run(t, env, threads, "16", "100", "keys"))
 		}
 	})
+	t.Run("Spaces", k.spaces)
 	t.Run("Version", func(t *testing.T) {
 		require.Equal(t, "1.2.3-test\n", run(t, k.env(), "pkg-config", "--modversion", "quarry"))
 	})
+}
+
+// A program in C and this one share a space, by way of one pager.
+func (k *kit) spaces(t *testing.T) {
+	fd, _, err := uffd.Open()
+	if err != nil {
+		t.Skip("page faults cannot be served here: ", err)
+	}
+	unix.Close(fd)
+	socket := filepath.Join(t.TempDir(), "pager")
+	pager, err := local.Spawn(t.Context(), filepath.Join(testbinary.Build(t, "./cmd/quarry", "./examples/..."), "quarry"), "pager", "-C", k.cluster.URL, "--socket", socket, "--memory", "1MiB")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, pager.Stop(), pager.Log()) }()
+	cmd := exec.CommandContext(t.Context(), k.compile(t, filepath.Join("testdata", "spaces.c"), "-std=gnu11"))
+	cmd.Env = append(k.env(), "QUARRY_PAGER_SOCKET="+socket)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	out := bufio.NewReader(stdout)
+	line, err := out.ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "mapped\n", line)
+
+	c, err := client.Connect(t.Context(), client.Config{Controllers: []string{k.cluster.URL}})
+	require.NoError(t, err)
+	defer c.Close()
+	s, err := space.Open(t.Context(), c, "c")
+	require.NoError(t, err)
+	m, err := vmm.Map(t.Context(), s, s.Base(), s.Bytes(), vmm.Release, vmm.Options{Socket: socket, Command: []string{}})
+	require.NoError(t, err)
+	require.Equal(t, "virtual bytes", string(m.Bytes()[100:113]))
+	require.EqualValues(t, 42, m.Bytes()[4*vmm.PageBytes])
+	m.Bytes()[5*vmm.PageBytes] = 7
+	require.NoError(t, m.Close())
+
+	rest, err := io.ReadAll(out)
+	require.NoError(t, err)
+	require.Equal(t, "shared\n", string(rest))
+	require.NoError(t, cmd.Wait())
 }
 
 // What the library exports is what quarry.h declares and what symbols.txt has kept: a symbol that is gone

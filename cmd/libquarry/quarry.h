@@ -11,7 +11,7 @@
  *
  * and, where `err` is not NULL, fills *err with the reason and a sentence for people.
  *
- * Handles (quarry_client, quarry_tree) are numbers. A number that is not an open handle, or is a handle of
+ * Handles (quarry_client, quarry_tree, quarry_space, quarry_mapping) are numbers. A number that is not an open handle, or is a handle of
  * another kind, is refused with QUARRY_CLOSED. Any number of threads may use one handle.
  *
  * Pointers belong to the caller, and the library keeps none after a call. A NULL pointer where bytes are
@@ -34,7 +34,7 @@ extern "C" {
 /* The version of this interface. A library of the same major version has all that this header declares
  * if its minor version is at least as high: see quarry_abi. */
 #define QUARRY_ABI_MAJOR 1
-#define QUARRY_ABI_MINOR 0
+#define QUARRY_ABI_MINOR 1
 
 /* The largest payload of an object, in bytes. */
 #define QUARRY_MAX_OBJECT_BYTES (64u << 20)
@@ -82,6 +82,8 @@ typedef struct quarry_error {
 
 typedef uint64_t quarry_client;
 typedef uint64_t quarry_tree;
+typedef uint64_t quarry_space;
+typedef uint64_t quarry_mapping;
 
 /* A reference names one object for ever. All zero: none. */
 typedef struct quarry_ref {
@@ -121,7 +123,7 @@ const char *quarry_version(void);
 /* quarry_connect opens a client. NULL for all defaults. Certificates and keys of payloads come from the
  * environment: QUARRY_TLS_CERT, QUARRY_TLS_KEY, QUARRY_TLS_CA, QUARRY_KEY_FILE. */
 int quarry_connect(const quarry_options *options, quarry_client *client, quarry_error *err);
-/* quarry_close ends the session. Calls that run return, trees of the client are closed. */
+/* quarry_close ends the session. Calls that run return, trees and spaces of the client are closed. Mappings stay. */
 int quarry_close(quarry_client client, quarry_error *err);
 
 /* ------------------------------------------------------------------------- objects */
@@ -225,6 +227,59 @@ typedef int (*quarry_entry)(void *user, const void *key, size_t key_bytes, const
 /* quarry_scan gives the entries with from <= key < to to each, in order, each key once; to NULL: to the end; limit 0: all;
  * reverse 1: from the last to the first. QUARRY_STOPPED if each ends it. */
 int quarry_scan(quarry_tree tree, const void *from, size_t from_bytes, const void *to, size_t to_bytes, uint64_t limit, int reverse, quarry_entry each, void *user, quarry_error *err);
+
+/* ------------------------------------------------------------------------- spaces */
+
+/* A space is a range of virtual addresses, the same at every client. Its first address is a multiple of 2 GiB; bytes are zero before
+ * they are written. Only words are atomic. The functions were added with interface 1.1. */
+typedef struct quarry_space_info {
+	uint64_t base;         /* first address */
+	uint64_t bytes;
+	uint64_t region_bytes; /* of each region of it */
+	uint32_t replicas;
+	uint32_t durable;      /* 1: writes survive a loss of power */
+} quarry_space_info;
+
+/* quarry_space_create makes a space of at least so many bytes. replicas 1 to 3; 0: of the client. */
+int quarry_space_create(quarry_client client, const char *name, uint64_t bytes, uint32_t replicas, quarry_space *space, quarry_error *err);
+int quarry_space_open(quarry_client client, const char *name, quarry_space *space, quarry_error *err);
+/* quarry_space_close forgets the handle; the space stays. */
+int quarry_space_close(quarry_space space, quarry_error *err);
+/* quarry_space_delete removes a space with what it holds. */
+int quarry_space_delete(quarry_client client, const char *name, quarry_error *err);
+int quarry_space_grow(quarry_space space, uint64_t bytes, quarry_error *err);
+int quarry_space_stat(quarry_space space, quarry_space_info *info, quarry_error *err);
+int quarry_space_read(quarry_space space, uint64_t address, void *buffer, size_t bytes, quarry_error *err);
+/* quarry_space_write writes to every replica. QUARRY_UNKNOWN: any of the bytes may have been written. */
+int quarry_space_write(quarry_space space, uint64_t address, const void *data, size_t bytes, quarry_error *err);
+/* Words of 8 bytes at multiples of 8, in little-endian order. They linearize over all clients and across failovers. */
+int quarry_space_load64(quarry_space space, uint64_t address, uint64_t *value, quarry_error *err);
+int quarry_space_store64(quarry_space space, uint64_t address, uint64_t value, quarry_error *err);
+/* quarry_space_cas64 sets a word to value if it is expect; else QUARRY_CONFLICT. old, which may be NULL, receives what it was. */
+int quarry_space_cas64(quarry_space space, uint64_t address, uint64_t expect, uint64_t value, uint64_t *old, quarry_error *err);
+/* quarry_space_add64 adds to a word, modulo 2^64. old may be NULL. */
+int quarry_space_add64(quarry_space space, uint64_t address, uint64_t addend, uint64_t *old, quarry_error *err);
+
+/* ------------------------------------------------------------------------- spaces in memory */
+
+enum quarry_map_mode {
+	QUARRY_MAP_RELEASE = 1, /* stores are the space's: seen by this host at once, by others behind a release and their acquire */
+	QUARRY_MAP_PRIVATE = 2, /* stores are this mapping's own */
+};
+
+/* quarry_map maps whole pages of 4096 bytes of a space at their own address, which *memory receives. The pages come from `quarry pager`, which
+ * is started if there is none: QUARRY_UNREACHABLE if it cannot be; QUARRY_EXISTS if something is mapped there. An access to a page that cannot be
+ * had ends with SIGBUS. */
+int quarry_map(quarry_space space, uint64_t address, uint64_t bytes, uint32_t mode, void **memory, quarry_mapping *mapping, quarry_error *err);
+/* quarry_map_sync and quarry_map_release write back what programs of this host have stored into a range. */
+int quarry_map_sync(quarry_mapping mapping, uint64_t address, uint64_t bytes, quarry_error *err);
+int quarry_map_release(quarry_mapping mapping, uint64_t address, uint64_t bytes, quarry_error *err);
+/* quarry_map_acquire drops pages of a range that differ from the space, but for those with stores that were not released. */
+int quarry_map_acquire(quarry_mapping mapping, uint64_t address, uint64_t bytes, quarry_error *err);
+/* quarry_map_prefetch reads pages of a range before they are touched. */
+int quarry_map_prefetch(quarry_mapping mapping, uint64_t address, uint64_t bytes, quarry_error *err);
+/* quarry_unmap writes back and unmaps. The memory must not be touched any more, whatever it returns. */
+int quarry_unmap(quarry_mapping mapping, quarry_error *err);
 
 #ifdef __cplusplus
 }

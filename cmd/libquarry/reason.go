@@ -7,6 +7,7 @@ import (
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/client/vmm"
 )
 
 // Answers of quarry.h.
@@ -86,7 +87,10 @@ var reasons = []struct {
 	{client.ErrNotAuthentic, reasonKey},
 	{client.ErrFenced, reasonFenced},
 	{client.ErrLease, reasonLease},
+	{vmm.ErrMapped, reasonExists},
+	{vmm.ErrLost, reasonClosed},
 	{client.ErrUnreachable, reasonUnreachable},
+	{vmm.ErrNoPager, reasonUnreachable},
 	{context.DeadlineExceeded, reasonUnreachable},
 }
 

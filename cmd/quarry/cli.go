@@ -47,17 +47,21 @@ type cli struct {
 	Dev           devCmd        `cmd:"" help:"Run a whole cluster in this process."`
 	ControllerCmd controllerCmd `cmd:"" name:"controller" help:"Run a controller; list, add, remove and replace controllers."`
 	Storage       storageCmd    `cmd:"" help:"Run a storage node."`
+	Share         shareCmd      `cmd:"" help:"Let the clients of this host use a device that a storage node on another host shares."`
 	Status        statusCmd     `cmd:"" help:"Show controllers, nodes and regions."`
 	Node          nodeCmd       `cmd:"" help:"List, add, drain, remove and forget storage nodes."`
 	Region        regionCmd     `cmd:"" help:"Create, list, move, rebalance and remove regions."`
 	Slab          slabCmd       `cmd:"" help:"Allocate, read, write and free objects."`
 	Name          nameCmd       `cmd:"" help:"Give objects names."`
+	Space         spaceCmd      `cmd:"" help:"Use ranges of virtual addresses in the memory of storage nodes."`
 	KV            kvCmd         `cmd:"" name:"kv" help:"Keep keys and values in trees."`
 	TokenCmd      tokenCmd      `cmd:"" name:"token" help:"Make, list and revoke tokens of one role."`
 	TenantCmd     tenantCmd     `cmd:"" name:"tenant" help:"Keep the memory of some programs apart from that of others, within quotas."`
 	Audit         auditCmd      `cmd:"" help:"List the latest calls that changed the cluster."`
 	Cert          certCmd       `cmd:"" help:"Issue certificates, and list those that end soon."`
 	Gateway       gatewayCmd    `cmd:"" help:"Serve a tree to clients of other stores."`
+	Pager         pagerCmd      `cmd:"" help:"Serve the page faults of programs that map spaces into their memory. Example: quarry pager --memory 1GiB"`
+	PagerGuard    pagerGuardCmd `cmd:"" name:"pager-guard" hidden:"" help:"Ends the mappings of a pager that has ended; the pager starts it."`
 	Session       sessionCmd    `cmd:"" help:"List and revoke sessions."`
 	Key           keyCmd        `cmd:"" help:"List and rotate the signing keys of the controllers; keep files of payload keys."`
 	Fsck          fsckCmd       `cmd:"" help:"Check the whole structure of live regions."`

@@ -83,6 +83,12 @@ func completed(n *kong.Node, flag string) *kong.Value {
 func (a *app) valuesOf(ctx context.Context, kind string) (words []string) {
 	add := func(word any) { words = append(words, fmt.Sprint(word)) }
 	switch kind {
+	case "space":
+		for _, r := range askQuietly(ctx, a, &quarrypb.StatusRequest{}, quarrypbconnect.ControllerClient.Status).GetTable().GetRegions() {
+			if p := r.GetSpace(); p != nil && p.Index == 0 {
+				add(p.Name)
+			}
+		}
 	case "node", "region":
 		s := askQuietly(ctx, a, &quarrypb.StatusRequest{}, quarrypbconnect.ControllerClient.Status)
 		if kind == "region" {

@@ -74,7 +74,7 @@ func exitCode(err error) int {
 		return exitUsage
 	case is(client.ErrUnknown):
 		return exitUnknown
-	case is(client.ErrFreed, client.ErrNoName, client.ErrBadRef, client.ErrNoRegion, fsck.ErrNoRegion, btree.ErrNoKey, btree.ErrNoTree, job.ErrNoJob, job.ErrNoPlugin):
+	case is(client.ErrFreed, client.ErrNoName, client.ErrBadRef, client.ErrNoRegion, fsck.ErrNoRegion, btree.ErrNoKey, btree.ErrNoTree, job.ErrNoJob, job.ErrNoPlugin, client.ErrNoFunction):
 		return exitNotFound
 	case is(client.ErrConflict, client.ErrNameExists, client.ErrImmutable, btree.ErrKeyExists, btree.ErrNotEmpty, kv.ErrNamesChange):
 		return exitConflict
@@ -82,7 +82,7 @@ func exitCode(err error) int {
 		return exitUnreachable
 	case is(client.ErrNoSpace, client.ErrTooLarge):
 		return exitNoSpace
-	case is(client.ErrArgument, btree.ErrBadKey, kv.ErrNotTree, client.ErrKey, client.ErrNotEncrypted):
+	case is(client.ErrArgument, btree.ErrBadKey, kv.ErrNotTree, fsck.ErrNoSlabs, client.ErrKey, client.ErrNotEncrypted):
 		return exitUsage
 	case is(client.ErrCorrupt, client.ErrNotAuthentic, btree.ErrCorrupt, btree.ErrFormat, errFindings):
 		return exitDamaged

@@ -13,6 +13,7 @@ import (
 type fsckCmd struct {
 	Region []uint32 `short:"R" help:"Only these regions."`
 	Repair bool     `help:"Repair what is found while clients work, and check again."`
+	Bad    bool     `help:"List only slabs that are marked BAD: no replica had a whole image. No other finding is shown."`
 }
 
 // maxRepairs bounds the rounds of check and repair: a report holds so many
@@ -24,6 +25,9 @@ const maxRepairs = 10
 func (f *fsckCmd) Run(ctx context.Context, a *app) error {
 	if a.cli.RDMA || a.cli.Transport == client.TransportVerbs {
 		return usagef("fsck reads over shm or tcp; a node that serves verbs passes tcp on to its adapter")
+	}
+	if f.Bad && f.Repair {
+		return usagef("--bad lists what no repair can restore: leave out --repair or --bad")
 	}
 	rep, err := f.check(ctx, a)
 	if err != nil {
@@ -45,7 +49,7 @@ func (f *fsckCmd) Run(ctx context.Context, a *app) error {
 		}
 	}
 	view.Report = rep
-	if len(f.Region) == 0 {
+	if len(f.Region) == 0 && !f.Bad {
 		if view.Trees, err = a.checkAllTrees(ctx, rep); err != nil {
 			return err
 		}
@@ -83,6 +87,9 @@ func (f *fsckCmd) check(ctx context.Context, a *app) (*fsck.Report, error) {
 	bar := a.progress("checking blocks")
 	defer bar.end()
 	cfg := a.fsckConfig(f.Region, bar.set, nil)
+	if f.Bad {
+		cfg.Only = fsck.KindBad
+	}
 	var err error
 	if cfg.Tenant, err = a.tenantNumber(ctx); err != nil {
 		return nil, err

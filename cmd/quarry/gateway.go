@@ -23,7 +23,8 @@ import (
 )
 
 type gatewayCmd struct {
-	Redis gatewayRedisCmd `cmd:"" help:"Serve a tree to Redis clients. Example: quarry gateway redis --tree users --create"`
+	Redis  gatewayRedisCmd  `cmd:"" help:"Serve a tree to Redis clients. Example: quarry gateway redis --tree users --create"`
+	Flight gatewayFlightCmd `cmd:"" help:"Serve trees to clients of Apache Arrow Flight. Example: quarry gateway flight --spread"`
 }
 
 type gatewayRedisCmd struct {

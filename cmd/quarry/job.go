@@ -12,6 +12,8 @@ import (
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/coproc"
 	"github.com/quarrystore/quarry/coproc/job"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
 type jobCmd struct {
@@ -21,7 +23,9 @@ type jobCmd struct {
 	Logs    jobLogsCmd    `cmd:"" help:"Show what a job's parts have logged."`
 	Cancel  jobCancelCmd  `cmd:"" help:"Stop a job."`
 	Forget  jobForgetCmd  `cmd:"" aliases:"rm" help:"Remove the records of jobs that have ended; what they have written stays. Example: quarry job forget --older 24h"`
+	Quota   jobQuotaCmd   `cmd:"" help:"Show or set what jobs may have between map and reduce, and the jobs that wait for it. Example: quarry job quota 64GiB"`
 	Plugins jobPluginsCmd `cmd:"" help:"List workers and the plugins they know, and uploaded modules."`
+	Call    jobCallCmd    `cmd:"" help:"Call a function on one object, beside its memory. Example: quarry job call add @visits 1"`
 	Put     jobPutCmd     `cmd:"" help:"Upload a WASM module as a plugin."`
 	Remove  jobRemoveCmd  `cmd:"" help:"Delete an uploaded module."`
 }
@@ -72,7 +76,7 @@ type jobRunCmd struct {
 	Limit   time.Duration     `name:"part-timeout" default:"10m" help:"Longest time for one attempt of one part."`
 	Memory  sizeFlag          `placeholder:"SIZE" help:"Memory of one instance of a WASM module; default and most are the worker's --module."`
 	Compile time.Duration     `name:"compile-timeout" placeholder:"DURATION" help:"Longest time to compile a WASM module; default and most are the worker's --compile-timeout."`
-	Shuffle sizeFlag          `placeholder:"SIZE" help:"Budget of records between map and reduce; a job that has more fails. Default 16GiB."`
+	Shuffle sizeFlag          `placeholder:"SIZE" help:"Budget of records between map and reduce; a job that has more fails. It waits until as much of the quota is free (quarry job quota). Default a quarter of the quota, at most 16GiB."`
 	Lasts   time.Duration     `placeholder:"DURATION" help:"How long workers may act for you; a job that takes longer fails. Default a day, at most 30."`
 	Keep    time.Duration     `placeholder:"DURATION" help:"How long quarry job status shows the job after its end; default 720h."`
 	Replace bool              `help:"Replace the output: its name stands for what the job writes when all of it is written, and nothing of the former content is left."`
@@ -139,6 +143,12 @@ func (a *app) awaitJob(ctx context.Context, s *job.Store, id uint64) (*job.Job, 
 // barEvery is how often the parts of a job are read for a progress bar.
 const barEvery = 200 * time.Millisecond
 
+// jobView is a job, and what it waits for.
+type jobView struct {
+	*job.Job
+	Waits string `json:"waits,omitempty"` // why no part of it runs
+}
+
 func jobText(w io.Writer, j *job.Job) {
 	took := "-"
 	if !j.Ended.IsZero() {
@@ -163,13 +173,23 @@ func (a *app) listJobs(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if all == nil {
-			all = []*job.Job{}
+		quota, err := s.Quota(ctx)
+		if err != nil {
+			return err
 		}
-		return a.print(all, func(w io.Writer) {
+		views := []jobView{}
+		for _, j := range all {
+			views = append(views, jobView{j, j.Waiting(quota)})
+		}
+		return a.print(views, func(w io.Writer) {
 			fmt.Fprintln(w, "JOB\tPLUGIN\tSTATE\tPHASE\tINPUT\tOUTPUT\tPARTS\tTOOK")
 			for _, j := range all {
 				jobText(w, j)
+			}
+			for _, v := range views {
+				if v.Waits != "" {
+					fmt.Fprintf(w, "%d: %s\n", v.ID, v.Waits)
+				}
 			}
 		})
 	})
@@ -196,11 +216,17 @@ func (c *jobStatusCmd) Run(ctx context.Context, a *app) error {
 		if err != nil {
 			return err
 		}
+		if waits == "" && j.Queued && !j.State.Ended() {
+			quota, err := s.Quota(ctx)
+			if err != nil {
+				return err
+			}
+			waits = j.Waiting(quota)
+		}
 		view := struct {
-			*job.Job
-			Waits string      `json:"waits,omitempty"` // why no worker runs it
+			jobView
 			Parts []*job.Part `json:"parts"`
-		}{j, waits, parts}
+		}{jobView{j, waits}, parts}
 		for _, p := range parts {
 			p.Plan, p.Runs = nil, nil
 		}
@@ -307,6 +333,37 @@ func (c *jobForgetCmd) Run(ctx context.Context, a *app) error {
 			view.Forgotten = append(view.Forgotten, id)
 		}
 		return errors.Join(a.print(view, func(w io.Writer) { fmt.Fprintf(w, "%d jobs are forgotten\n", len(view.Forgotten)) }), err)
+	})
+}
+
+type jobQuotaCmd struct {
+	Quota string `arg:"" optional:"" placeholder:"SIZE" help:"Bytes of records, times their replicas, for all jobs of all tenants; auto: a quarter of what the storage nodes hold, by the default replicas, at least 256MiB. Operators set it."`
+}
+
+// Run sets the quota if one is given, and prints it with the jobs of the tenant that have it or wait for it.
+func (c *jobQuotaCmd) Run(ctx context.Context, a *app) error {
+	if c.Quota != "" {
+		var n sizeFlag
+		if c.Quota != "auto" {
+			if err := n.UnmarshalText([]byte(c.Quota)); err != nil || n == 0 {
+				return usagef("quota %q: want a size, or auto", c.Quota)
+			}
+		}
+		bytes := uint64(n)
+		if _, err := ask(ctx, a, &quarrypb.SetDefaultsRequest{ShuffleBytes: &bytes}, quarrypbconnect.ControllerClient.SetDefaults); err != nil {
+			return err
+		}
+	}
+	res, err := ask(ctx, a, &quarrypb.ListJobQueueRequest{}, quarrypbconnect.ControllerClient.ListJobQueue)
+	if err != nil {
+		return err
+	}
+	q := client.QuotaOf(res)
+	return a.print(q, func(w io.Writer) {
+		fmt.Fprintf(w, "%s for records between map and reduce, %s free\n", bytesText(q.Bytes), bytesText(q.Free()))
+		for _, p := range q.Jobs {
+			fmt.Fprintf(w, "job %d\t%s\t%s\n", p.Job, bytesText(p.Bytes), map[bool]string{true: "has it", false: "waits"}[p.Admitted])
+		}
 	})
 }
 

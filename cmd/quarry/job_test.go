@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -46,6 +47,10 @@ func TestJobs(t *testing.T) {
 	on(t, "job", "logs", "1").ok(t)
 	on(t, "job", "cancel", "1").fails(t, exitFailed, "job 1 has ended: it is done")
 	on(t, "job", "status", "999").fails(t, exitNotFound, "999")
+	on(t, "job", "quota", "much").fails(t, exitUsage, `quota "much": want a size, or auto`)
+	require.Contains(t, on(t, "job", "quota", "40GiB").ok(t), "40.0 GiB for records between map and reduce")
+	on(t, "job", "run", "words", "--input", "tree:job-texts", "--output", "tree:x", "--shuffle", "41GiB").fails(t, exitNoSpace, "the quota of all jobs is 40960 MiB")
+	on(t, "job", "quota", "auto").ok(t)
 	on(t, "job", "forget").fails(t, exitUsage, "--older")
 	on(t, "job", "forget", "--older", "1h").ok(t)
 	on(t, "job", "status", "1").ok(t)
@@ -110,4 +115,25 @@ func TestAPoolOfWorkers(t *testing.T) {
 	require.Equal(t, "2", as(shop, "kv", "get", "-t", "counts2", "stone").ok(t))
 	as(shop, "job", "run", "words", "--input", "tree:texts", "--output", "tree:y", "--lasts", "9999h").fails(t, exitFailed, "it lasts 9999h0m0s")
 	as(shop, "job", "cancel", "2", "--revoke").fails(t, exitFailed, "job 2 has ended")
+}
+
+// A function is called on an object by workers beside the nodes.
+func TestJobCall(t *testing.T) {
+	on(t, "slab", "alloc", "-d", "40", "--name", "visits", "--capacity", "100").ok(t)
+	on(t, "job", "call", "add", "@visits").fails(t, exitNotFound, "no such function")
+	for i := range cluster(t).Nodes {
+		node := fmt.Sprintf("n%d", i+1)
+		w, err := local.Spawn(t.Context(), executable(t), "worker", "-C", cluster(t).URL, "--name", "call-"+node, "--node", node)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, w.Stop()) })
+	}
+	require.Eventually(t, func() bool { return on(t, "job", "call", "add", "@visits", "1").code == 0 }, patience, 50*time.Millisecond)
+	require.Equal(t, "43", strings.TrimSpace(on(t, "job", "call", "add", "@visits", "2").ok(t)))
+	require.Equal(t, "44", strings.TrimSpace(on(t, "job", "call", "add", "@visits").ok(t)))
+	on(t, "job", "call", "add", "@visits", "many").fails(t, exitFailed, `argument "many": want a decimal number`)
+	on(t, "job", "call", "nothing", "@visits").fails(t, exitNotFound, "nothing")
+	on(t, "job", "call", "words", "@visits").fails(t, exitFailed, "it is no function")
+	var said struct{ Answer []byte }
+	on(t, "--json", "job", "call", "add", "@visits", "--", "-1").decode(t, &said)
+	require.Equal(t, "43", string(said.Answer))
 }

@@ -31,6 +31,7 @@ type kvCmd struct {
 	Scan    kvScanCmd    `cmd:"" help:"Print keys and values in order. Example: quarry kv scan -t users --prefix a"`
 	Count   kvCountCmd   `cmd:"" help:"Count keys. Example: quarry kv count -t users --from a --to b"`
 	Splits  kvSplitsCmd  `cmd:"" help:"Cut a tree into ranges of about the same size, with the node that holds each. Example: quarry kv splits users --parts 16"`
+	Watch   kvWatchCmd   `cmd:"" help:"Print keys and values, and then each change of them as it is committed. Example: quarry kv watch users --prefix a"`
 	Load    kvLoadCmd    `cmd:"" help:"Read keys and values from a file. Example: quarry kv load -t users users.csv"`
 	Dump    kvDumpCmd    `cmd:"" help:"Write all keys and values to a file. Example: quarry kv dump -t users users.jsonl"`
 	Stats   kvStatsCmd   `cmd:"" help:"Describe a tree. Example: quarry kv stats -t users"`

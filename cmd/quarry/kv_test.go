@@ -234,6 +234,8 @@ func TestKVDamage(t *testing.T) {
 	on(t, "fsck").ok(t)
 	on(t, "slab", "free", made.Root).ok(t)
 	on(t, "fsck").fails(t, exitDamaged, tree, "dropped")
+	on(t, "fsck", "--bad").ok(t)
+	on(t, "fsck", "--bad", "--repair").fails(t, exitUsage, "--bad")
 	kvOn(t, tree, "", "get", "a").fails(t, exitNotFound, tree)
 	on(t, "name", "delete", tree).ok(t)
 	on(t, "fsck").ok(t)

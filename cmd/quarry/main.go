@@ -12,6 +12,7 @@
 //	serve.go controller.go gateway.go      services; exposed.go refuses open ports
 //	node.go region.go status.go            the cluster; controller_members.go, tenant.go, token.go, cert.go
 //	slab.go slab_list.go name.go kv*.go    objects, names, trees
+//	spaces.go pager.go                     spaces, and their pages in programs
 //	job.go worker.go search.go             jobs
 //	fsck.go doctor.go support.go           checks and diagnostics
 //	bench.go demo.go litmus.go sim.go      measurements, demonstration, tests of devices and protocol

@@ -100,6 +100,23 @@ func TestClusterServesItsMetrics(t *testing.T) {
 			families[name] = f
 		}
 	}
+	fl, err := local.Spawn(t.Context(), executable(t), "gateway", "flight", "-C", p.Ready["url"], "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer fl.Stop()
+	for name, f := range scrape(t, fl.Ready["metrics"]) {
+		if strings.HasPrefix(name, "quarry_flight_") {
+			families[name] = f
+		}
+	}
+
+	pages, err := local.Spawn(t.Context(), executable(t), "pager", "-C", p.Ready["url"], "--socket", filepath.Join(t.TempDir(), "pager"), "--metrics-listen", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer pages.Stop()
+	for name, f := range scrape(t, pages.Ready["metrics"]) {
+		if strings.HasPrefix(name, "quarry_pager_") {
+			families[name] = f
+		}
+	}
 
 	w, err := local.Spawn(t.Context(), executable(t), "worker", "-C", p.Ready["url"], "--name", "watched", "--metrics-listen", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -15,13 +15,13 @@ import (
 type nodePingCmd struct {
 	Name     string        `arg:"" complete:"node" help:"Name of the node."`
 	Count    int           `short:"n" default:"10" help:"Messages, one after the other."`
-	Interval time.Duration `default:"0s" help:"Pause between messages. Over shm a node that has had none for 20 us sleeps, and has to be woken."`
+	Interval time.Duration `default:"0s" help:"Pause between messages. Over shm and verbs a node that has had none for 20 us sleeps, and has to be woken."`
 	Size     sizeFlag      `short:"s" default:"64" help:"Bytes of a message, up to 4064."`
 }
 
 // Help is shown by --help.
 func (*nodePingCmd) Help() string {
-	return "Example: quarry node ping n1 --transport tcp. The node's program answers each message, so it shows more than that its memory is in reach; the first message, which opens the connection, is not counted. Over verbs there are no messages."
+	return "Example: quarry node ping n1 --transport tcp. The node's program answers each message, so it shows more than that its memory is in reach; the first message, which opens the connection, is not counted."
 }
 
 // sleep waits for a time unless the context ends.

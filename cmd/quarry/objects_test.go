@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -133,6 +134,13 @@ func TestRegionsAndStatus(t *testing.T) {
 	require.Contains(t, on(t, "status").ok(t), "leader")
 	on(t, "region", "create", "--size", "17KiB").fails(t, exitUsage, "multiple of 1 MiB")
 	on(t, "region", "create", "--replicas", "3").fails(t, on(t, "region", "create", "--replicas", "3").code, "3")
+	on(t, "region", "create", "--open-words", "--size", "17KiB").fails(t, exitUsage, "multiple of 1 MiB")
+	require.False(t, made[0].Open)
+	on(t, "region", "create", "--open-words", "--replicas", "2", "--size", "16MiB", "--json").decode(t, &made)
+	require.Len(t, made, 1)
+	require.True(t, made[0].Open)
+	on(t, "status", "--json").decode(t, &s)
+	require.True(t, slices.ContainsFunc(s.Regions, func(r regionView) bool { return r.ID == made[0].ID && r.Open }))
 	var list []sessionView
 	on(t, "session", "list", "--json").decode(t, &list)
 	on(t, "session", "revoke", "200000").fails(t, exitNotFound, "200000")
@@ -202,6 +210,9 @@ func TestBench(t *testing.T) {
 			require.Contains(t, found, y)
 		}
 	}
+	// Objects too large for a mutable slab are read as write-once ones.
+	out := on(t, "bench", "-D", "20ms", "-s", "1MiB", "--objects", "4", "--ops", "read,readmany,update", "--no-yardsticks", "--transport", "shm").ok(t)
+	require.Equal(t, 3, strings.Count(out, " 1048576 "), out)
 	on(t, "bench", "--ops", "fly", "--no-yardsticks").fails(t, exitUsage, "fly")
 	on(t, "fsck").ok(t)
 }

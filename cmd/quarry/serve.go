@@ -110,6 +110,10 @@ type storageCmd struct {
 	Domain         string   `placeholder:"/DC/RACK/HOST" help:"Failure domain; replicas lie in different ones. Default /default/default/NAME."`
 	Data           string   `placeholder:"DIR" help:"Keep regions as files there, or on a device DAX such as /dev/dax0.0; without, in memory only."`
 	Format         bool     `help:"Make a directory on a device given by --data that has none, and give up what it held. One that has a directory is used as it is."`
+	Shared         bool     `help:"Other hosts map the device given by --data too, such as memory behind a CXL switch, and run quarry share: their clients use the regions as those of this host do. With --fabric tcp."`
+	Host           string   `placeholder:"NAME" help:"With --shared: name of this host, which no other host of the device has; default what the kernel says."`
+	HostGone       []string `name:"host-gone" placeholder:"HOST" help:"With --shared: this host is off for good. The node does not wait for its agent. While a process there still runs it can damage regions."`
+	Medium         string   `enum:"persistent,volatile" default:"persistent" help:"Of a device given by --data: volatile memory is not flushed, and its regions count as lost with power."`
 	Flush          string   `enum:"auto,native,appliance,agent" default:"auto" help:"How RDMA clients make persistent memory durable: by the adapter's FLUSH (native), a READ behind the WRITEs (appliance), or the node's processors (agent); auto takes what is seen to hold."`
 	DDIO           string   `name:"ddio" enum:"on,off,keep" default:"keep" help:"While the node runs, have its adapter write into the processors' caches (on) or past them (off): Intel's DDIO, for all devices behind the adapter's root port. As root, on known parts."`
 	NUMA           string   `name:"numa" placeholder:"auto|N" help:"Use the processors and the memory of one NUMA node: a number, or that of the adapter (auto). Default: all."`
@@ -147,7 +151,7 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	}
 	defer port.close()
 	storagenode.Version = version
-	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: cmp.Or(s.Name, own.Name), ID: own, FailureDomain: s.Domain, Dir: s.Data, Format: s.Format, Flush: s.Flush, DDIO: s.DDIO, NUMA: s.NUMA,
+	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: cmp.Or(s.Name, own.Name), ID: own, FailureDomain: s.Domain, Dir: s.Data, Format: s.Format, Shared: s.Shared, Host: s.Host, HostsGone: s.HostGone, Medium: s.Medium, Flush: s.Flush, DDIO: s.DDIO, NUMA: s.NUMA,
 		HugepageBytes: uint64(s.Hugepages), CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: s.Listen, AgentListen: s.Agent, GossipListen: s.Gossip, Socket: s.Socket, MaxSessions: s.MaxSessions, MaxConnections: s.MaxConnections, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: calls, FabricTLS: a.fabric, Logger: a.log})
 	if err != nil {
 		return inUse(err)

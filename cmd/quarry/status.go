@@ -113,7 +113,9 @@ type regionView struct {
 	Bytes    uint64        `json:"size_bytes"`
 	Epoch    uint64        `json:"epoch"`
 	Durable  bool          `json:"durable"`          // survives the loss of all power
+	Open     bool          `json:"open_words"`       // its words may be open: replicated changes take one round less
 	Tenant   string        `json:"tenant,omitempty"` // for operators and viewers
+	Space    string        `json:"space,omitempty"`  // that the region is a part of; empty of regions with objects
 	Replicas []replicaView `json:"replicas"`         // the first is the primary
 }
 
@@ -238,7 +240,8 @@ func viewOf(s *quarrypb.StatusResponse) statusView {
 }
 
 func regionViewOf(r *quarrypb.Region, names map[uint32]string) regionView {
-	rv := regionView{ID: r.Id, State: quarrypb.Word(r.Shown()), Bytes: r.SizeBytes, Epoch: r.Epoch, Durable: r.Durability == quarrypb.Durability_DURABILITY_PMEM, Replicas: []replicaView{}}
+	rv := regionView{ID: r.Id, State: quarrypb.Word(r.Shown()), Bytes: r.SizeBytes, Epoch: r.Epoch, Durable: r.Durability == quarrypb.Durability_DURABILITY_PMEM,
+		Open: r.Kind == quarrypb.RegionKind_REGION_KIND_OPEN_SLABS, Space: r.GetSpace().GetName(), Replicas: []replicaView{}}
 	for _, p := range r.Replicas {
 		rv.Replicas = append(rv.Replicas, replicaView{p.Node, names[p.Node], quarrypb.Word(p.State), p.Leaving})
 	}
@@ -400,6 +403,12 @@ func printRegions(w io.Writer, regions []regionView) {
 		if r.Durable {
 			size += " durable"
 		}
+		if r.Open {
+			size += " open words"
+		}
+		if r.Space != "" {
+			size += " of space " + r.Space
+		}
 		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%s\n", r.ID, r.State, size, r.Epoch, strings.Join(reps, ", "))
 	}
 }
@@ -417,6 +426,7 @@ type regionCreateCmd struct {
 	Replicas uint32   `short:"r" placeholder:"N" help:"Replicas, each in another failure domain: 1 to 3; default is the cluster's."`
 	Size     sizeFlag `placeholder:"SIZE" help:"Bytes of a region: whole MiB, from 16MiB to 2GiB. Default: as much as the regions of the kind have together, at least 64MiB."`
 	Count    uint32   `default:"1" short:"n" help:"How many."`
+	Open     bool     `name:"open-words" help:"Regions with open words: a replicated change takes one round less, and clients read at any replica. Every node and client has to be of this version."`
 	Durable  bool     `help:"Regions for durable objects, which survive a power failure of all nodes: only on nodes with persistent memory or disks."`
 }
 
@@ -426,7 +436,7 @@ func (c *regionCreateCmd) Run(ctx context.Context, a *app) error {
 			return usageError{err}
 		}
 	}
-	q := &quarrypb.CreateRegionRequest{Replicas: c.Replicas, SizeBytes: uint64(c.Size), Count: c.Count, Durability: quarrypb.Durability_DURABILITY_MEM}
+	q := &quarrypb.CreateRegionRequest{Replicas: c.Replicas, SizeBytes: uint64(c.Size), Count: c.Count, Durability: quarrypb.Durability_DURABILITY_MEM, OpenWords: c.Open}
 	if c.Durable {
 		q.Durability = quarrypb.Durability_DURABILITY_PMEM
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/quarrystore/quarry/rdma/tcp"
 
 	// Plugins that every worker has.
+	_ "github.com/quarrystore/quarry/coproc/plugins/add"
 	_ "github.com/quarrystore/quarry/coproc/plugins/nearest"
 	_ "github.com/quarrystore/quarry/coproc/plugins/search"
 	_ "github.com/quarrystore/quarry/coproc/plugins/words"

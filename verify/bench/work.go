@@ -62,7 +62,9 @@ func (w *worker) prepare(ctx context.Context) error {
 	}
 	o := w.j.options()
 	// Reads of what is too large for a mutable slab are reads of write-once ones.
-	o.WriteOnce = (w.j.Op == "read" || w.j.Op == "readmany") && w.j.Bytes > 256<<10
+	if o.WriteOnce = (w.j.Op == "read" || w.j.Op == "readmany") && w.j.Bytes > 256<<10; o.WriteOnce {
+		o.Slab = 0
+	}
 	start := time.Now()
 	for i := range n {
 		ref, err := w.prep.Alloc(ctx, w.payload, o)

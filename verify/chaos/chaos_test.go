@@ -70,6 +70,11 @@ func TestShortRunOfStagedSlabs(t *testing.T) {
 	shortRun(t, Config{Replicas: 1, Slab: client.StagedSlab, Faults: []string{"node-kill", "client-kill", "node-drain", "full"}})
 }
 
+// TestShortRunOfOpenWords: the same in regions with open words, whose clients read at every replica.
+func TestShortRunOfOpenWords(t *testing.T) {
+	shortRun(t, Config{OpenWords: true, Faults: []string{"node-kill", "client-kill", "client-stop"}})
+}
+
 func shortRun(t *testing.T, cfg Config) *Report {
 	if testing.Short() {
 		t.Skip("real processes and real leases take half a minute; not with -short")

@@ -3,6 +3,7 @@ package chaos
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/anishathalye/porcupine"
@@ -83,6 +84,10 @@ func judge(events []*event) *verdict {
 	}
 	slices.Sort(names)
 	for _, name := range names {
+		if strings.HasPrefix(name, countPrefix) {
+			v.counter(name, objects[name])
+			continue
+		}
 		b := born[name]
 		if b == nil {
 			v.illegal = append(v.illegal, name+": used, and never born")

@@ -51,6 +51,23 @@ func TestGoodHistories(t *testing.T) {
 	}
 }
 
+// TestCounterHistories: what counts were acknowledged has to be there, and no more than these and the unknown ones.
+func TestCounterHistories(t *testing.T) {
+	for last, want := range map[string]verdict{
+		"1": {lost: []string{"count:x: 2 counts were acknowledged, and 1 are there"}}, "2": {}, "3": {},
+		"4": {illegal: []string{"count:x: 4 counts are there, and 2 were acknowledged and 1 unknown"}},
+		"":  {lost: []string{"count:x: it could not be read in the end: "}},
+	} {
+		events := history(t, "1 count - - ok 10 20", "1 count - - unknown 30 -", "2 count - - no 30 40", "2 count - - ok 30 40", "3 read - "+dash(last)+" ok 50 60")
+		for _, e := range events {
+			e.object = countPrefix + "x"
+		}
+		v := judge(events)
+		require.Equal(t, want.lost, v.lost, last)
+		require.Equal(t, want.illegal, v.illegal, last)
+	}
+}
+
 func TestBadHistories(t *testing.T) {
 	for name, c := range map[string]struct {
 		lost, illegal bool

@@ -18,6 +18,9 @@
 // package redismodel, in groups of keys that were used at the same time. The gateways sweep what
 // is older than two seconds: less than the time for which a fault stops a client.
 //
+// One object is a counter that all of them add to at once, some by messages to the node of its primary (client.Config.HelpFromNodes):
+// its number has to be that of the counts that were acknowledged, and of some of the unknown ones.
+//
 // A fault is injected, held, and healed, several times in a run. Then the
 // clients end, a last one reads every object, fsck has to be clean with all
 // replicas in sync, and the histories are checked object by object: with

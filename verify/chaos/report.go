@@ -17,6 +17,7 @@ type Report struct {
 	Nodes       int             `json:"nodes"`
 	Replicas    int             `json:"replicas"`
 	Slab        client.SlabKind `json:"slab,omitempty"` // of all mutable objects; 0: PAIR
+	OpenWords   bool            `json:"open_words,omitempty"`
 	Lease       string          `json:"lease"`
 	Trust       string          `json:"trust"` // mutual TLS, or none
 	Rows        []*Row          `json:"rows"`
@@ -124,6 +125,9 @@ func (r *Report) Text(out io.Writer) {
 	slabs := ""
 	if r.Slab != 0 {
 		slabs = fmt.Sprintf(", %v slabs", r.Slab)
+	}
+	if r.OpenWords {
+		slabs += ", open words"
 	}
 	fmt.Fprintf(out, "\n%d controllers, %d storage nodes, %d replicas%s, lease %s; network: %s; trust: %s; %.0f s\n\n", r.Controllers, r.Nodes, r.Replicas, slabs, r.Lease, r.Network, r.Trust, r.Seconds)
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', tabwriter.AlignRight)

@@ -32,6 +32,8 @@ type Config struct {
 	Nodes, Replicas int
 	// Slab of objects and of nodes of the tree, as client.Config.Slab says. StagedSlab is for one replica.
 	Slab client.SlabKind
+	// OpenWords has regions with open words, and clients that read at all replicas; see docs/LAYOUT2.md.
+	OpenWords bool
 	// Controllers; 0 means 3.
 	Controllers int
 	// Lease of sessions; 0 means 3 s, the default of a controller.
@@ -49,6 +51,14 @@ type Config struct {
 	Dir string
 	// Say receives lines of progress. May be nil.
 	Say func(format string, args ...any)
+}
+
+// readFrom is where clients read.
+func (c Config) readFrom() string {
+	if c.OpenWords {
+		return client.ReadSpread
+	}
+	return client.ReadNear
 }
 
 func (c Config) withDefaults() Config {
@@ -97,7 +107,7 @@ const (
 // the report.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	cfg = cfg.withDefaults()
-	rep := &Report{Nodes: cfg.Nodes, Replicas: cfg.Replicas, Slab: cfg.Slab, Controllers: cfg.Controllers, Lease: cfg.Lease.String(), Trust: map[bool]string{true: "none", false: "mutual TLS"}[cfg.Plain]}
+	rep := &Report{Nodes: cfg.Nodes, Replicas: cfg.Replicas, Slab: cfg.Slab, OpenWords: cfg.OpenWords, Controllers: cfg.Controllers, Lease: cfg.Lease.String(), Trust: map[bool]string{true: "none", false: "mutual TLS"}[cfg.Plain]}
 	var net *network
 	if cfg.Loopback {
 		rep.Network = "loopback, as asked"
@@ -277,6 +287,9 @@ func (r *run) start(ctx context.Context) error {
 	if r.durable {
 		create = append(create, "--durable")
 	}
+	if r.cfg.OpenWords {
+		create = append(create, "--open-words")
+	}
 	if _, err := r.quarry(ctx, nil, create...); err != nil {
 		return err
 	}
@@ -299,7 +312,7 @@ func (r *run) start(ctx context.Context) error {
 func (r *run) spawn(ctx context.Context, place string, w workerConfig) (*clientProcess, error) {
 	r.nextID++
 	w.ID = r.nextID
-	w.Controllers, w.Replicas, w.Durable, w.Slab, w.Threads, w.Pace, w.Timeout = r.cluster.URLs, r.cfg.Replicas, r.durable, r.cfg.Slab, threads, r.cfg.Pace, opTimeout
+	w.Controllers, w.Replicas, w.Durable, w.Slab, w.ReadFrom, w.Threads, w.Pace, w.Timeout = r.cluster.URLs, r.cfg.Replicas, r.durable, r.cfg.Slab, r.cfg.readFrom(), threads, r.cfg.Pace, opTimeout
 	if w.Objects == nil {
 		w.Objects = r.objects
 	}

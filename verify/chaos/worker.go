@@ -41,6 +41,7 @@ type workerConfig struct {
 	Replicas    int             `json:"replicas"`
 	Durable     bool            `json:"durable"`
 	Slab        client.SlabKind `json:"slab"`
+	ReadFrom    string          `json:"read_from"`
 	Journal     string          `json:"journal"`
 	Objects     []string        `json:"objects"` // shared ones; for roleFinal all
 	Groups      []int64         `json:"groups"`  // of commands, for roleFinal
@@ -81,6 +82,7 @@ type worker struct {
 	keys    []string     // of the tree, for roleFinal
 	j       *journal     // of all its operations
 	objects []client.Ref // that it works on
+	counter client.Ref   // that it counts in
 	mu      sync.Mutex   // guards err
 	err     error        // the first that ends the process
 }
@@ -91,6 +93,11 @@ const connectTimeout = 60 * time.Second
 func (cfg workerConfig) run(ctx context.Context, out io.Writer) error {
 	w := &worker{workerConfig: cfg}
 	for _, s := range cfg.Objects {
+		if is, err := w.setCounter(s); err != nil {
+			return err
+		} else if is {
+			continue
+		}
 		if isKey(s) {
 			w.keys = append(w.keys, s)
 			continue
@@ -154,8 +161,8 @@ func (w *worker) connect(ctx context.Context, log *slog.Logger) error {
 		durability = client.Durable
 	}
 	return w.insist(ctx, func(ctx context.Context) (err error) {
-		w.c, err = client.Connect(ctx, client.Config{Controllers: w.Controllers, TLS: env.TLS, Transport: w.Transport, Replicas: w.Replicas, Durability: durability, Slab: w.Slab,
-			Name: fmt.Sprintf("worker-%d", w.ID), Logger: log, Lanes: max(4, w.Threads+connections+2)})
+		w.c, err = client.Connect(ctx, client.Config{Controllers: w.Controllers, TLS: env.TLS, Transport: w.Transport, Replicas: w.Replicas, Durability: durability, Slab: w.Slab, ReadFrom: w.ReadFrom, HelpFromNodes: w.ID%2 == 1,
+			Name: fmt.Sprintf("worker-%d", w.ID), Logger: log, Lanes: max(4, w.Threads+counting+connections+2)})
 		return err
 	})
 }
@@ -177,7 +184,11 @@ func (w *worker) setUp(ctx context.Context) (objects string, err error) {
 	if err := w.makeTree(ctx); err != nil {
 		return "", fmt.Errorf("make the tree: %w", err)
 	}
-	var refs []string
+	counter, err := w.makeCounter(ctx)
+	if err != nil {
+		return "", fmt.Errorf("make the counter: %w", err)
+	}
+	refs := []string{counter}
 	for _, r := range w.objects {
 		refs = append(refs, r.String())
 	}
@@ -190,6 +201,9 @@ func (w *worker) readAll(ctx context.Context) error {
 		if err := w.read(ctx, 0, r); err != nil {
 			return fmt.Errorf("read object %d of %d in the end: %w", i+1, len(w.objects), err)
 		}
+	}
+	if err := w.readCounter(ctx); err != nil {
+		return fmt.Errorf("read the counter in the end: %w", err)
 	}
 	for _, key := range w.keys {
 		if err := w.keyRead(ctx, 0, key); err != nil {
@@ -331,6 +345,9 @@ func (w *worker) load(ctx context.Context) {
 	var wg sync.WaitGroup
 	for t := range w.Threads {
 		wg.Go(func() { w.thread(ctx, t) })
+	}
+	for t := range counting {
+		wg.Go(func() { w.count(ctx, w.Threads+t) })
 	}
 	for t := range connections {
 		wg.Go(func() { w.fail(w.gateway.commands(ctx, t)) })

@@ -71,7 +71,7 @@ func Start(seed uint64, o Options) (*Cluster, error) {
 			return c, err
 		}
 	}
-	_, err := ask(c, ctx, &quarrypb.CreateRegionRequest{Replicas: uint32(o.replicas()), Count: uint32(o.Regions)}, quarrypbconnect.ControllerClient.CreateRegion)
+	_, err := ask(c, ctx, &quarrypb.CreateRegionRequest{Replicas: uint32(o.replicas()), Count: uint32(o.Regions), OpenWords: o.Open}, quarrypbconnect.ControllerClient.CreateRegion)
 	return c, err
 }
 

@@ -53,11 +53,14 @@ type link struct {
 	to     *Proc
 	access *host.Access
 	reset  chan struct{} // closed when the node's host has reset the connection
+	broken bool          // reset is closed; guarded by World.mu
 
 	mu      sync.Mutex
 	lane    *host.Lane
 	pending []*flight
 	armed   bool
+	running bool               // step runs verbs or procedures, or a call is held, without mu
+	held    context.CancelFunc // ends the wait of the call that is held; nil: none is
 	left    bool
 	last    time.Time // no flight arrives before
 }
@@ -105,7 +108,7 @@ func (c *conn) connect(ctx context.Context) error {
 	if err := w.hop(ctx, c.from, to.proc); err != nil {
 		return fmt.Errorf("node %s: %w: %w", c.addr, rdma.ErrBroken, err)
 	}
-	lane, err := to.access.Admit(context.WithoutCancel(ctx), &hello, &challenge, host.Entry{Provider: "tcp"})
+	lane, err := to.access.Admit(context.WithoutCancel(ctx), &hello, &challenge, host.Entry{Provider: "tcp", Holds: true})
 	if herr := w.hop(ctx, to.proc, c.from); herr != nil {
 		if err == nil {
 			lane.Leave()
@@ -131,7 +134,7 @@ func (c *conn) connect(ctx context.Context) error {
 func (c *conn) Post(ch *rdma.Chain) {
 	f := &flight{chain: ch, posted: len(ch.Verbs), slot: ch.To.Window.Slot, key: ch.To.Window.Key, done: make(chan struct{}), refused: c.dead}
 	if f.refused == nil {
-		f.refused = rdma.WithinLimits(ch.Verbs)
+		f.refused = ch.Refused()
 	}
 	c.queue = append(c.queue, f)
 	if f.refused != nil {
@@ -182,7 +185,11 @@ func (l *link) send(f *flight, bytes int) {
 
 // arm sets the timer of the next arrival. Preconditions: l.mu is held.
 func (l *link) arm() {
-	if l.armed || len(l.pending) == 0 || l.left {
+	if l.held != nil && len(l.pending) > 1 && l.pending[1].farewell && !l.left {
+		time.AfterFunc(time.Until(l.pending[1].at), l.hungUp)
+		return
+	}
+	if l.armed || l.running || len(l.pending) == 0 || l.left {
 		return
 	}
 	l.armed = true
@@ -214,8 +221,20 @@ func (l *link) step() {
 	if n > 1 && l.to.chance(l.w.wild.Load().Torn) {
 		n = 1 + l.to.intn(n-1)
 	}
+	l.running = true
+	l.mu.Unlock() // a procedure takes its time
 	done, err := l.lane.Run(f.slot, f.key, f.verbs[f.ran:f.ran+n])
+	l.mu.Lock()
+	l.running = false
+	if l.left {
+		l.lane.Leave()
+		return
+	}
 	f.ran += done
+	if err == host.ErrHeld {
+		l.hold(f)
+		return
+	}
 	f.err = err
 	if done > 0 && l.w.said(l.lane.Ticket().Serial) != present {
 		l.w.count(&l.w.Counts.Late)
@@ -234,14 +253,55 @@ func (l *link) step() {
 	l.arm()
 }
 
+// hold waits until the rest of a flight is to be run: the node holds the call. Preconditions: l.mu is held.
+func (l *link) hold(f *flight) {
+	ctx, cancel := context.WithCancel(l.to.ctx)
+	l.running, l.held = true, cancel
+	go func() {
+		err := l.lane.AwaitHeld(ctx)
+		cancel()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.running, l.held = false, nil
+		switch {
+		case l.left:
+			l.lane.Leave()
+		case err != nil: // the node has died
+			l.leave()
+		default:
+			f.at = time.Now()
+			l.arm()
+		}
+	}()
+	l.arm()
+}
+
+// hungUp is the end of the connection under a call that is held: a node notices it at once.
+func (l *link) hungUp() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.held == nil || l.left {
+		return // the call has an answer: step takes what comes behind it
+	}
+	if until, _ := l.w.blocked(l.from, l.to); time.Now().Before(until) {
+		l.pending[1].at = until.Add(l.to.delay())
+		l.arm()
+		return
+	}
+	l.leave()
+}
+
 // leave ends the node's side. Preconditions: l.mu is held.
 func (l *link) leave() {
 	if l.left {
 		return
 	}
+	if l.held != nil {
+		l.held()
+	}
 	l.left, l.pending = true, nil
 	l.w.delist(l)
-	if l.lane != nil {
+	if l.lane != nil && !l.running {
 		l.lane.Leave()
 	}
 }
@@ -251,7 +311,7 @@ func (l *link) leave() {
 func (l *link) close() {
 	l.mu.Lock()
 	if n := len(l.pending); n > 0 && !l.left && l.from.chance(2) {
-		if f := l.pending[n-1]; f.ran == 0 && !f.farewell {
+		if f := l.pending[n-1]; f.ran == 0 && !f.farewell && (n > 1 || !l.running) {
 			if keep := l.from.intn(len(f.verbs) + 1); keep == 0 && n > 1 {
 				l.pending = l.pending[:n-1]
 			} else if keep > 0 {
@@ -303,7 +363,7 @@ func (c *conn) Wait(ch *rdma.Chain, deadline int64) {
 		switch v.Op {
 		case rdma.Read:
 			copy(v.Buf, f.verbs[i].Buf)
-		case rdma.CompareSwap, rdma.FetchAdd:
+		case rdma.CompareSwap, rdma.FetchAdd, rdma.Verify:
 			v.Old = f.verbs[i].Old
 		}
 	}

@@ -360,7 +360,7 @@ func (r *run) intrude(ctx context.Context, p *Proc) {
 // checkObjects reads every object a last time, and finds each that is there known.
 func (r *run) checkObjects(ctx context.Context, p *Proc, cl *client.Client) {
 	r.intrude(ctx, p)
-	known := map[proto.Ref]bool{}
+	known := map[proto.Ref]bool{r.counter.ref: true}
 	for _, o := range r.objects.all {
 		e := op{kind: opGet, who: "last", call: r.h.now(), at: r.now()}
 		b, err := cl.Read(ctx, o.ref, nil)

@@ -32,6 +32,10 @@ type Options struct {
 	Encrypt  bool // clients encrypt payloads; repairs have no key
 	Stuck    bool // nodes do not answer clients for longer than a call has to settle
 	Staged   bool // objects and nodes of trees lie in STAGED slabs, with one replica: with Well, or without Faults
+	Open     bool // regions have open words, and clients read at all replicas
+	Spaces   bool // clients work on a space instead
+	Watch    bool // clients watch the tree that they change
+	Help     bool // clients have nodes execute changes of objects that others hold
 	PerByte  time.Duration
 
 	wildness
@@ -45,6 +49,14 @@ func (o *Options) replicas() int {
 		return 1
 	}
 	return 2
+}
+
+// readFrom is where clients read.
+func (o *Options) readFrom() string {
+	if o.Open {
+		return client.ReadSpread
+	}
+	return client.ReadNear
 }
 
 // slab of mutable objects.

@@ -28,6 +28,9 @@ type run struct {
 	workers    []*worker
 	background sync.WaitGroup // goroutines beside the workers: connects, closes, revocations
 	objects    *objectSet     // the objects that workers share
+	space      spaceWork      // with Options.Spaces
+	counter    counterWork    // with Options.Help
+	watchers   []*watcher     // with Options.Watch
 
 	mu       sync.Mutex     // guards the fields below
 	callback time.Duration  // the longest so far
@@ -199,18 +202,36 @@ func (r *run) play() {
 			work.Go(func() { r.loader(r.ctx, i) })
 		}
 	}
+	unfollow := func() {}
+	if r.opt.Watch {
+		var fctx context.Context
+		fctx, unfollow = context.WithCancel(r.Cluster.ctx)
+		r.startWatches(fctx)
+	}
 	watched := make(chan struct{})
 	wctx, unwatch := context.WithCancel(r.Cluster.ctx)
 	go func() { defer close(watched); r.watchRegions(wctx) }()
 	work.Wait()
 	unwatch()
 	<-watched
-	r.finish()
+	r.finish(unfollow)
 }
 
 func (r *run) prepare() bool {
 	ctx, cancel := context.WithTimeout(r.Cluster.ctx, 30*time.Second)
 	defer cancel()
+	if r.opt.Spaces {
+		if err := r.makeSpace(ctx); err != nil {
+			r.fail("prepare: %v", err)
+			return false
+		}
+	}
+	if r.opt.Help {
+		if err := r.makeCounter(ctx); err != nil {
+			r.fail("prepare: %v", err)
+			return false
+		}
+	}
 	if !r.opt.Tree {
 		return true
 	}
@@ -234,12 +255,17 @@ func (r *run) work(w *worker, g int) {
 		if !ok {
 			return
 		}
-		if r.opt.Tree {
+		switch {
+		case r.opt.Spaces:
+			r.spaceOp(w, l, g)
+		case r.opt.Help && !r.chance(20):
+			r.countOp(w, l)
+		case r.opt.Tree:
 			r.treeOp(w, l)
-		} else {
+		default:
 			r.objectOp(w, l)
 		}
-		_ = r.pause(r.ctx, r.between(time.Millisecond, 300*time.Millisecond))
+		_ = r.pause(r.ctx, r.rest())
 	}
 }
 
@@ -345,8 +371,8 @@ func (r *run) watchRegions(ctx context.Context) {
 	}
 }
 
-// finish ends all faults and sessions and checks what is left.
-func (r *run) finish() {
+// finish ends all faults, watches and sessions and checks what is left.
+func (r *run) finish(unfollow context.CancelFunc) {
 	r.heal()
 	ctx, cancel := context.WithTimeout(r.Cluster.ctx, 5*time.Minute)
 	defer cancel()
@@ -354,6 +380,9 @@ func (r *run) finish() {
 	r.background.Wait()
 	for i := range r.nodes {
 		r.restart(i)
+	}
+	if r.opt.Watch {
+		r.settleWatches(ctx, unfollow)
 	}
 	for _, w := range r.workers {
 		if w.cl != nil {
@@ -391,6 +420,12 @@ func (r *run) finish() {
 	if err != nil {
 		r.fail("connect at the end: %v", err)
 		return
+	}
+	if r.opt.Spaces {
+		r.checkSpace(ctx, cl)
+	}
+	if r.opt.Help {
+		r.checkCounter(ctx, cl)
 	}
 	if r.opt.Tree {
 		r.checkTrees(ctx, p, cl)

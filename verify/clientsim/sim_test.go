@@ -48,7 +48,7 @@ func oneProcessor(t *testing.T) {
 
 const (
 	schedules      = 130 // 40 s of processor time
-	schedulesShort = 12
+	schedulesShort = 6   // for the race detector, which takes some six times as long
 )
 
 // TestSchedules plays the schedules of SIM_N seeds from SIM_SEED on, of SIM_THEME if
@@ -75,6 +75,86 @@ func TestSchedules(t *testing.T) {
 	}
 }
 
+// TestSpaceSchedules plays schedules in which clients work on a space: nodes, clients and controllers die, links are cut, sessions end, and
+// regions move and are rebuilt under writers.
+func TestSpaceSchedules(t *testing.T) {
+	oneProcessor(t)
+	themes := []int{anyTheme, anyTheme, nodeTheme, endTheme, leaveTheme}
+	n := 8 * len(themes)
+	if testing.Short() {
+		t.Log("-short: fewer schedules")
+		n = len(themes)
+	}
+	var sum Counts
+	n = env("SIM_N", n)
+	for i := range n {
+		seed := uint64(env("SIM_SEED", 1) + i)
+		o := OptionsOf(seed, themes[seed%uint64(len(themes))])
+		o.Spaces, o.Tree, o.Encrypt, o.Loads, o.Stuck = true, false, false, false, false
+		res := playOptions(t, seed, o)
+		sum.add(&res.Counts)
+		report(t, res)
+	}
+	t.Logf("%d schedules: %+v", n, sum)
+}
+
+// TestHelpSchedules plays schedules in which clients count in one object, by their own verbs and by nodes that execute the change: each
+// count that was done is there once, whatever dies.
+func TestHelpSchedules(t *testing.T) {
+	oneProcessor(t)
+	themes := []int{anyTheme, anyTheme, nodeTheme, endTheme, leaveTheme, callbackTheme}
+	n, longest := 3*len(themes), 10*time.Second
+	if testing.Short() {
+		t.Log("-short: fewer schedules, and shorter ones")
+		n, longest = len(themes), 4*time.Second
+	}
+	var sum Counts
+	n = env("SIM_N", n)
+	for i := range n {
+		seed := uint64(env("SIM_SEED", 1) + i)
+		o := OptionsOf(seed, themes[seed%uint64(len(themes))])
+		o.Help, o.Tree, o.Encrypt, o.Loads, o.Stuck, o.Repair = true, false, false, false, false, false
+		o.Clients, o.Workers, o.Lanes, o.Length = max(3, o.Clients), 3, 4, min(o.Length, longest)
+		res := playOptions(t, seed, o)
+		sum.add(&res.Counts)
+		report(t, res)
+	}
+	t.Logf("%d schedules: %+v", n, sum)
+	if n >= len(themes) {
+		require.NotZero(t, sum.Helped, "changes that nodes have executed")
+	}
+}
+
+// TestWatchSchedules plays schedules in which clients watch the tree that they change, and watchers end and go on: no change is missed,
+// whatever dies.
+func TestWatchSchedules(t *testing.T) {
+	oneProcessor(t)
+	themes := []int{anyTheme, anyTheme, collectTheme, nodeTheme, anyTheme}
+	n := 4 * len(themes)
+	if testing.Short() {
+		t.Log("-short: fewer schedules")
+		n = 2
+	}
+	var sum Counts
+	n = env("SIM_N", n)
+	for i := range n {
+		if t.Failed() {
+			break // one is enough for a mutant
+		}
+		seed := uint64(env("SIM_SEED", 1) + i)
+		o := OptionsOf(seed, themes[seed%uint64(len(themes))])
+		o.Watch, o.Tree, o.Callback, o.Stuck, o.End, o.Length = true, true, false, false, false, min(o.Length, 12*time.Second)
+		o.Faults, o.Well, o.Spare = o.Faults || seed%4 != 0, false, false
+		res := playOptions(t, seed, o)
+		sum.add(&res.Counts)
+		report(t, res)
+	}
+	t.Logf("%d schedules: %+v", n, sum)
+	if n >= len(themes) {
+		require.NotZero(t, sum.Watched, "events")
+	}
+}
+
 // TestStagedSchedules plays schedules with STAGED objects and trees, which have one replica: so nodes and
 // controllers stay well. Commands move regions, which gives them another replica for a time.
 func TestStagedSchedules(t *testing.T) {
@@ -91,6 +171,27 @@ func TestStagedSchedules(t *testing.T) {
 		seed := uint64(env("SIM_SEED", 1) + i)
 		o := OptionsOf(seed, themes[seed%uint64(len(themes))])
 		o.Staged = true
+		res := playOptions(t, seed, o)
+		sum.add(&res.Counts)
+		report(t, res)
+	}
+	t.Logf("%d schedules: %+v", n, sum)
+}
+
+// TestOpenSchedules plays schedules in regions with open words.
+func TestOpenSchedules(t *testing.T) {
+	oneProcessor(t)
+	n := 60
+	if testing.Short() {
+		t.Log("-short: fewer schedules")
+		n = schedulesShort
+	}
+	var sum Counts
+	n = env("SIM_N", n)
+	for i := range n {
+		seed := uint64(env("SIM_SEED", 1) + i)
+		o := OptionsOf(seed, env("SIM_THEME", anyTheme))
+		o.Open = true
 		res := playOptions(t, seed, o)
 		sum.add(&res.Counts)
 		report(t, res)

@@ -54,7 +54,7 @@ func (w *worker) connect(ctx context.Context) {
 	w.mu.Unlock()
 	for ctx.Err() == nil {
 		cctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-		p, cl, err := w.c.Client(cctx, name, client.Config{Lanes: w.c.opt.Lanes, Replicas: w.c.opt.replicas(), Slab: w.c.opt.slab()})
+		p, cl, err := w.c.Client(cctx, name, client.Config{Lanes: w.c.opt.Lanes, Replicas: w.c.opt.replicas(), Slab: w.c.opt.slab(), ReadFrom: w.c.opt.readFrom(), HelpFromNodes: w.c.opt.Help && w.id != 1})
 		cancel()
 		if err != nil {
 			_ = w.c.pause(ctx, 100*time.Millisecond)

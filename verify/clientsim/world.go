@@ -60,6 +60,10 @@ type Counts struct {
 	Revokes, Leaves, Fences                                    uint64
 	// Late are chains of sessions that their clients had given up, and no node had fenced.
 	Late uint64
+	// Counted are calls on the counter that were done, Helped those of all objects that nodes have executed.
+	Counted, Helped uint64
+	// Watches are those that began, Watched their events.
+	Watches, Watched uint64
 }
 
 // lent is a node's memory.
@@ -139,7 +143,8 @@ func (p *Proc) Kill() {
 		if l.from == p {
 			ends = append(ends, l)
 		}
-		if l.to == p && w.fate.chance(2) { // else its host has died with it
+		if l.to == p && w.fate.chance(2) && !l.broken { // else its host has died with it
+			l.broken = true
 			close(l.reset)
 		}
 	}
@@ -148,6 +153,18 @@ func (p *Proc) Kill() {
 	for _, l := range ends {
 		if w.fate.chance(2) { // else its host has died with it, and the node learns nothing
 			l.close()
+		}
+	}
+}
+
+// breakLinks resets the connections of a process to nodes.
+func (w *World) breakLinks(p *Proc) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for l := range w.links {
+		if l.from == p && !l.broken {
+			l.broken = true
+			close(l.reset)
 		}
 	}
 }
@@ -473,6 +490,10 @@ func (c *Counts) add(o *Counts) {
 	c.Revokes += o.Revokes
 	c.Leaves += o.Leaves
 	c.Fences += o.Fences
+	c.Counted += o.Counted
+	c.Helped += o.Helped
+	c.Watches += o.Watches
+	c.Watched += o.Watched
 	c.Late += o.Late
 }
 

@@ -102,7 +102,7 @@ func TestComposeServices(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, map[string]int{"controller": 3, "storage": 3, "gateway": 1, "status": 1}, roles)
+	require.Equal(t, map[string]int{"controller": 3, "storage": 3, "gateway": 2, "status": 1}, roles)
 }
 
 var (

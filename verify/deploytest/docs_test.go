@@ -63,7 +63,7 @@ func commands(t *testing.T, page string) []string {
 // the nearest thing that does not, so that wrong arguments are still found.
 var stubs = map[string]string{
 	"sudo":             `exec "$@"`,
-	"systemctl":        `for u; do case $u in *.service) test -f "$ROOT/deploy/systemd/$u" || exit 1;; esac; done`,
+	"systemctl":        `for u; do case $u in *.service) u=${u/@*./@.}; test -f "$ROOT/deploy/systemd/$u" || exit 1;; esac; done`,
 	"systemd-sysusers": `test -f "$STAGE/usr/lib/sysusers.d/quarry.conf"`,
 	"systemd-tmpfiles": `test "$1" = --create && test -f "$STAGE/usr/lib/tmpfiles.d/$2"`,
 	"sysctl":           `test -e "/proc/sys/$(echo "${2%%=*}" | tr . /)"`,
@@ -101,6 +101,10 @@ quarry slab alloc --data kept --replicas 2 --name kept`,
 until quarry status 2>/dev/null | grep -q open; do sleep 0.1; done`,
 	"KV.md": `quarry dev --nodes 1 &
 until quarry status 2>/dev/null | grep -q open; do sleep 0.1; done`,
+	"FLIGHT.md": `quarry dev --nodes 2 &
+until [ "$(quarry node list 2>/dev/null | grep -c ' up ')" = 2 ]; do sleep 0.1; done`,
+	"SPACES.md": `quarry dev --nodes 2 &
+until [ "$(quarry node list 2>/dev/null | grep -c ' up ')" = 2 ]; do sleep 0.1; done`,
 	"C.md":    `ln -s "$ROOT/examples" examples`,
 	"JOBS.md": `mkdir texts; printf 'the collector of garbage\n' > texts/a; printf 'a stone is a stone\n' > texts/b`,
 	"TUNING.md": `quarry dev --nodes 2 --replicas 1 &
@@ -108,7 +112,7 @@ until quarry status 2>/dev/null | grep -q open; do sleep 0.1; done`,
 }
 
 // executed are the pages of which every command works, in their order.
-var executed = []string{"INSTALL.md", "FIRST-HOUR.md", "OPERATIONS.md", "TUNING.md", "SECURITY.md", "PROTOCOL.md", "KV.md", "REDIS.md", "JOBS.md", "C.md"}
+var executed = []string{"INSTALL.md", "FIRST-HOUR.md", "OPERATIONS.md", "TUNING.md", "SECURITY.md", "PROTOCOL.md", "KV.md", "REDIS.md", "JOBS.md", "SPACES.md", "C.md", "FLIGHT.md"}
 
 // unexecuted says of commands on other pages, and in blocks that are not sh, why they are not run.
 var unexecuted = map[string]string{
@@ -162,7 +166,7 @@ func runPage(t *testing.T, page string) {
 	if page == "SECURITY.md" {
 		tool(t, "openssl", "apt-get install openssl")
 	}
-	if page == "FIRST-HOUR.md" || page == "PROTOCOL.md" {
+	if page == "FIRST-HOUR.md" || page == "PROTOCOL.md" || page == "SPACES.md" {
 		tool(t, "curl", "apt-get install curl")
 	}
 	if page == "REDIS.md" {
@@ -203,7 +207,7 @@ func runPage(t *testing.T, page string) {
 	cmd := exec.CommandContext(ctx, self)
 	cmd.Dir = work
 	cmd.Env = []string{asShell + "=" + file, "PATH=" + bin + ":" + os.Getenv("PATH"), "HOME=" + work, "TMPDIR=" + dir, "ROOT=" + abs, "STAGE=" + stage, "HELM=" + helm, "PYTHONDONTWRITEBYTECODE=1"}
-	if page == "JOBS.md" || page == "C.md" { // builds programs, from what is on this host
+	if page == "JOBS.md" || page == "C.md" || page == "SPACES.md" || page == "FLIGHT.md" { // builds programs, from what is on this host
 		goTool := tool(t, "go", "it is needed to build plugins")
 		cmd.Env = append(cmd.Env, "GO="+goTool, "GOPROXY=off", "GOTOOLCHAIN=local", "CGO_ENABLED=0")
 		for _, name := range []string{"GOCACHE", "GOMODCACHE", "GOPATH", "GOFLAGS"} { // what other tests have built serves here too

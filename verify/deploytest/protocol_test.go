@@ -79,7 +79,7 @@ func TestProtocolPageWords(t *testing.T) {
 		return proto.Word(proto.EncodeImage(b, 0, h), at)
 	}
 	words := map[string]uint64{
-		"V version": uint64(proto.MakeV(0, proto.MaxVersion)), "V state": uint64(proto.MakeV(3, 0)),
+		"V version": uint64(proto.MakeV(0, proto.MaxVersion)), "V state": uint64(proto.MakeV(3, 0)), "V open": uint64(proto.V(0).Open()),
 		"R sequence": uint64(proto.MakeR(0, proto.MaxSequence)), "R session": uint64(proto.MakeR(proto.MaxSession, 0)),
 		"header session":    uint64(proto.MakeHeader(0, 0, 0, 0, proto.MaxSession)),
 		"header generation": uint64(proto.MakeHeader(0, 0, 0, proto.MaxGeneration, 0)),
@@ -174,19 +174,20 @@ func TestProtocolPagePlaces(t *testing.T) {
 	}
 	require.Equal(t, 2, kinds)
 
-	h := proto.RegionHeader{Domain: 2, UUID: [16]byte{1, 2, 3}, Cluster: [16]byte{4, 5, 6}, RegionBytes: 64 << 20, Region: 7, Incarnation: 8, Epoch: 9}
+	h := proto.RegionHeader{Domain: 2, Kind: proto.RegionRaw, UUID: [16]byte{1, 2, 3}, Cluster: [16]byte{4, 5, 6}, RegionBytes: 64 << 20, Region: 7, Incarnation: 8, Epoch: 9}
 	b := h.Encode()
 	at := map[string]func(off int) bool{
-		"magic `QUARRY\\r\\n`":                  func(off int) bool { return bytes.HasPrefix(b[off:], []byte("QUARRY\r\n")) },
-		"layout version, 32 bits":               func(off int) bool { return bin.LittleEndian.Uint32(b[off:]) == proto.LayoutVersion },
-		"domain, 32 bits: 1 CPU, 2 adapter":     func(off int) bool { return bin.LittleEndian.Uint32(b[off:]) == 2 },
-		"region uuid":                           func(off int) bool { return bytes.Equal(b[off:off+16], h.UUID[:]) },
-		"cluster uuid":                          func(off int) bool { return bytes.Equal(b[off:off+16], h.Cluster[:]) },
-		"size":                                  func(off int) bool { return proto.Word(b, off) == h.RegionBytes },
-		"region number":                         func(off int) bool { return proto.Word(b, off) == 7 },
-		"incarnation":                           func(off int) bool { return proto.Word(b, off) == 8 },
-		"epoch":                                 func(off int) bool { return proto.Word(b, off) == 9 },
-		"checksum: XXH3-64 of the bytes before": func(off int) bool { b[off]++; _, err := proto.DecodeRegionHeader(b); b[off]--; return err != nil },
+		"magic `QUARRY\\r\\n`":                                   func(off int) bool { return bytes.HasPrefix(b[off:], []byte("QUARRY\r\n")) },
+		"layout version, 32 bits":                                func(off int) bool { return bin.LittleEndian.Uint32(b[off:]) == proto.LayoutVersion },
+		"domain, 16 bits: 1 CPU, 2 adapter":                      func(off int) bool { return bin.LittleEndian.Uint16(b[off:]) == 2 },
+		"kind, 16 bits: 0 slabs, 1 raw, 2 slabs with open words": func(off int) bool { return bin.LittleEndian.Uint16(b[off:]) == 1 },
+		"region uuid":                                            func(off int) bool { return bytes.Equal(b[off:off+16], h.UUID[:]) },
+		"cluster uuid":                                           func(off int) bool { return bytes.Equal(b[off:off+16], h.Cluster[:]) },
+		"size":                                                   func(off int) bool { return proto.Word(b, off) == h.RegionBytes },
+		"region number":                                          func(off int) bool { return proto.Word(b, off) == 7 },
+		"incarnation":                                            func(off int) bool { return proto.Word(b, off) == 8 },
+		"epoch":                                                  func(off int) bool { return proto.Word(b, off) == 9 },
+		"checksum: XXH3-64 of the bytes before":                  func(off int) bool { b[off]++; _, err := proto.DecodeRegionHeader(b); b[off]--; return err != nil },
 	}
 	for _, row := range table(t, "region header", "offset") {
 		require.Contains(t, at, row[0])

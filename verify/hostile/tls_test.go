@@ -54,8 +54,17 @@ func (w *withheld) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// strangers are attacks of a peer without a certificate: each goes on with a connection, and leaves it open.
-func strangers(t *testing.T, alpn ...string) map[string]func(net.Conn) {
+// A stranger is an attack of a peer without a certificate.
+type stranger struct {
+	do func(net.Conn) // goes on with a connection, and leaves it open
+	// connections is many times preauth.MaxHandshakes. 2 000 chains take a process without preauth.MaxBytes beyond
+	// most, and 4 000 silent connections one without MaxHandshakes (seen: 155 and 157 MiB). A handshake costs
+	// both sides a millisecond of a processor, and a chain two.
+	connections int
+}
+
+// strangers are the attacks by name.
+func strangers(t *testing.T, alpn ...string) map[string]stranger {
 	// Three records of a ClientHello that has another one.
 	hello := make([]byte, 3*(16<<10))
 	copy(hello, []byte{1, 0, 0xff, 0xf0})
@@ -66,17 +75,17 @@ func strangers(t *testing.T, alpn ...string) map[string]func(net.Conn) {
 	conf := &tls.Config{InsecureSkipVerify: true, NextProtos: alpn, CurvePreferences: []tls.CurveID{tls.X25519}} // the cheapest
 	chain, chained := foreign(t, 240<<10), conf.Clone()
 	chained.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return chain, nil }
-	return map[string]func(net.Conn){
-		"a hello without an end": func(c net.Conn) { _, _ = c.Write(records) },
+	return map[string]stranger{
+		"a hello without an end": {func(c net.Conn) { _, _ = c.Write(records) }, connections},
 		// TLS holds up to 256 KiB of certificates until they are whole.
-		"a chain without an end": func(c net.Conn) { _ = tls.Client(&withheld{c, 220 << 10}, chained).Handshake() },
-		"silence under TLS":      func(c net.Conn) { _ = tls.Client(c, conf).Handshake() },
+		"a chain without an end": {func(c net.Conn) { _ = tls.Client(&withheld{c, 220 << 10}, chained).Handshake() }, 2_000},
+		"silence under TLS":      {func(c net.Conn) { _ = tls.Client(c, conf).Handshake() }, 4_000},
 	}
 }
 
 // strike makes the attack on connections, some at a time, and leaves them open until the test ends. When
 // half of them are made, user begins.
-func strike(t *testing.T, address string, attack func(net.Conn), user func()) {
+func strike(t *testing.T, address string, connections int, attack func(net.Conn), user func()) {
 	t.Helper()
 	var mu sync.Mutex
 	var all []net.Conn
@@ -210,13 +219,13 @@ func TestHandshakesWithoutEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			port.of.t, controller.t = t, t
 			require.Less(t, port.of.growth(func() {
-				for attack, do := range strangers(t, port.alpn...) {
-					t.Run(attack, func(t *testing.T) {
-						strike(t, port.address, func(c net.Conn) {
+				for how, attack := range strangers(t, port.alpn...) {
+					t.Run(how, func(t *testing.T) {
+						strike(t, port.address, attack.connections, func(c net.Conn) {
 							if name == "fabric" { // it speaks first
 								_, _ = io.ReadFull(c, make([]byte, host.ChallengeBytes))
 							}
-							do(c)
+							attack.do(c)
 						}, port.user)
 					})
 				}

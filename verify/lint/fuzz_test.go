@@ -35,6 +35,9 @@ var parsers = map[string]string{
 	"files of quarry kv load":        "cmd/quarry/kvfile FuzzReader",
 	"references in texts":            "proto FuzzParseRef",
 	"patterns of the Redis commands": "gateway/redis FuzzMatch",
+	"messages of Flight":             "gateway/flight FuzzIncoming",
+	"commands of Flight":             "gateway/flight FuzzCommand",
+	"tickets of Flight":              "gateway/flight FuzzTicket",
 }
 
 var fuzzTarget = regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)

@@ -13,7 +13,7 @@ var layers = [][]string{
 	{"proto", "internal"},
 	{"rdma"},
 	{"slab"},
-	{"alloc"},
+	{"alloc", "raw"},
 	{"client", "controller", "storagenode"},
 	{"btree"},
 	{"gateway", "fsck"},
@@ -83,7 +83,8 @@ func TestProductDoesNotImportItsChecks(t *testing.T) {
 // Import graphs of libraries that other programs embed stay small.
 func TestImportGraphs(t *testing.T) {
 	forbidden := map[string][]string{
-		"client":      {"go.etcd.io/", "github.com/hashicorp/", "github.com/tetratelabs/wazero", "github.com/chromedp/", module + "/controller", module + "/storagenode"},
+		"client":      {"go.etcd.io/", "github.com/hashicorp/", "github.com/tetratelabs/wazero", "github.com/chromedp/", "github.com/apache/", module + "/controller", module + "/storagenode"},
+		"btree/kv":    {"github.com/apache/"},
 		"alloc":       {"net/http", "go.etcd.io/", "github.com/hashicorp/"},
 		"controller":  {"go.etcd.io/etcd/server", module + "/internal/etcdembed", module + "/storagenode", module + "/client"},
 		"storagenode": {"go.etcd.io/", module + "/controller", module + "/client"},

@@ -18,7 +18,7 @@ import (
 
 // Packages that are programs over rounds of verbs: the same inputs always give the
 // same verbs, on real fabrics and in the simulator.
-var purePackages = []string{"proto", "slab", "alloc", "btree"}
+var purePackages = []string{"proto", "slab", "alloc", "raw", "btree"}
 
 var impureImports = []string{"time", "math/rand", "math/rand/v2", "crypto/rand", "os", "net", "context", "log/slog"}
 

@@ -5,6 +5,31 @@ func many() run { return tests("btree", "^TestManyClientsAreLinearizable$", "-se
 
 var btreeMutants = []mutant{
 	{
+		name: "absorber of a leaf unwatched", what: "follows a frozen leaf without the node that is to absorb it",
+		edits: []edit{{"btree.(*Follower).renew", `if err == nil && by != nil {`, `if false {`}},
+		runs:  []run{tests("btree", "^TestFollowerOfALeafThatWasAbsorbed$")},
+	},
+	{
+		name: "absorbed leaf followed", what: "follows a frozen leaf without asking whether it has been absorbed",
+		edits: []edit{{"btree.(*Follower).look", `absorbed, err := p.absorbed(pg)`, `absorbed, err := false, error(nil)`}},
+		runs:  []run{tests("btree", "^TestFollowerOfALeafThatWasAbsorbed$")},
+	},
+	{
+		name: "later version hides a change", what: "names a later version of a watched node without a look at the keys that know an earlier one",
+		edits: []edit{{"btree.(*Follower).expect", `f.mark(other)`, `_ = other`}},
+		runs:  []run{tests("btree", "^TestFollowerReadsANodeForItsNeighbour$")},
+	},
+	{
+		name: "layer made again unfollowed", what: "goes on to follow a layer when its entry names another one",
+		edits: []edit{{"btree.(*Follower).enter", `case below.root != root:`, `case false:`}},
+		runs:  []run{tests("btree", "^TestFollowerOfALayerThatWasMadeAgain$")},
+	},
+	{
+		name: "rest of a split leaf unfollowed", what: "forgets the keys that a split has moved out of a followed leaf",
+		edits: []edit{{"btree.(*Follower).replace", `if s != now {`, `if false {`}},
+		runs:  []run{tests("btree", "^TestFollowersMissNothing$", "-seeds=20")},
+	},
+	{
 		name: "parent first", what: "posts the right node of a split before the left one is committed",
 		edits: []edit{{"btree.(*Program).split",
 			`done, err := p.commit(ref, pg.stamp, n, n.right)`,
@@ -33,6 +58,14 @@ var btreeMutants = []mutant{
 				p.stats.splits.Add(1)`},
 		},
 		runs: []run{trees(200), many()},
+	},
+	{
+		name: "parent first of a run", what: "posts the new leaves of a run of keys before the left one is committed",
+		edits: []edit{{"btree.(*Program).SplitRun",
+			`done, err := p.commit(leaf, r.stamp, r.nodes[0], made...)`,
+			`p.postAll(r.nodes[1:], made)
+			done, err := p.commit(leaf, r.stamp, r.nodes[0], made...)`}},
+		runs: []run{many()},
 	},
 	{
 		name: "made before the one ahead", what: "makes a write of a group whose predecessor, of the same caller, found no room when the group was made anew",
@@ -132,7 +165,7 @@ var btreeMutants = []mutant{
 	{
 		name: "entry lost with the waste", what: "leaves out the last entry when a node is written anew",
 		edits: []edit{{"btree.(*view).rewrite", `range v.count + 1`, `range v.count`}},
-		runs:  []run{tests("btree", "^TestLeavesAreSortedMaps$", "-rapid.nofailfile"), many()},
+		runs:  []run{tests("btree", "^TestLeavesAreSortedMaps$", "-rapid.nofailfile", "-rapid.checks=2000"), many()},
 	},
 	{
 		name: "slot beyond the end", what: "accepts a slot that leads beyond the end of the node",
@@ -153,6 +186,31 @@ var btreeMutants = []mutant{
 		name: "lent leaf changed", what: "writes an entry into the payload that it was lent, which may not be committed",
 		edits: []edit{{"btree.(*view).splice", `b = append(b[:0], v.raw[:end]...)`, `b = v.raw[:end]`}},
 		runs:  []run{tests("btree", "^TestLeavesAreSortedMaps$", "-rapid.nofailfile")},
+	},
+	{
+		name: "old tree takes long keys", what: "keeps keys in the nodes of an older tree in STAGED slabs that other clients look for in its layers",
+		edits: []edit{{"btree.Attach", `newShared(root, v.class, v.wide(), cfg, fill)`, `newShared(root, v.class, cfg.Staged, cfg, fill)`}},
+		runs:  []run{tests("btree", "^TestKeysOfStagedNodes$")},
+	},
+	{
+		name: "right node of an older tree", what: "makes the right node of a split without the flag that the nodes of its tree have",
+		edits: []edit{{"btree.(*node).cut", `wide: n.wide,`, ``}},
+		runs:  []run{tests("btree", "^TestKeysOfStagedNodes$")},
+	},
+	{
+		name: "left node of a run of an older tree", what: "makes the left node of a split for several keys without the flag that the nodes of its tree have",
+		edits: []edit{{"btree.(*splitRun).pack", `wide: r.old.wide,`, ``}},
+		runs:  []run{tests("btree", "^TestKeysOfStagedNodes$")},
+	},
+	{
+		name: "new nodes of a run of an older tree", what: "makes the new nodes of a split for several keys without the flag that the nodes of their tree have",
+		edits: []edit{{"btree.(*splitRun).open", `wide: n.wide,`, ``}},
+		runs:  []run{tests("btree", "^TestKeysOfStagedNodes$")},
+	},
+	{
+		name: "no new node posted", what: "posts new nodes of a split for several keys that has made none",
+		edits: []edit{{"btree.(*Program).SplitRun", `if len(made) > 0 {`, `if true {`}},
+		runs:  []run{tests("btree", "^TestSplitRunOfALeafThatHasRoomAgain$")},
 	},
 	{
 		name: "versions again", what: "lets the versions in a new layer begin anew",

@@ -30,7 +30,7 @@ var engineMutants = []mutant{
 	},
 	{
 		name: "read any replica", what: "reads at a backup",
-		edits: []edit{{"slab.(*Lane).readRound", `k.reg.P()`, `k.reg.To[k.reg.N-1]`}},
+		edits: []edit{{"slab.(*Lane).readRound", `k.reg.To[k.at]`, `k.reg.To[k.reg.N-1]`}},
 		runs:  []run{schedules(replicas(crashes, 3), 4000)},
 	},
 
@@ -231,6 +231,11 @@ var engineMutants = []mutant{
 		name: "processor flushes no line", what: "answers a persistent FLUSH, over tcp, shm and in one process, without writing lines back",
 		edits: []edit{{"rdma/host.(*Runner).execute", `if v.Kind == rdma.Persistent {`, `if false {`}},
 		runs:  []run{tests("rdma/host", "^TestFlushedVerbsSurviveALossOfPower$")},
+	},
+	{
+		name: "alike piece not flushed", what: "takes a durable piece that a rebuilding replica has alike for durable there",
+		edits: []edit{{"slab.(*Lane).readPiece", `if reg.Durable {`, `if false {`}},
+		runs:  []run{tests("slab", "^TestAlikePiecesAreFlushed$")},
 	},
 
 	// The copier.

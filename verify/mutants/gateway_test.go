@@ -17,6 +17,22 @@ func gatewayTest(name string) run { return tests("gateway/redis", "^"+name+"$") 
 
 var gatewayMutants = []mutant{
 	{
+		name: "copy noted behind its read", what: "notes which key a client may keep when the command has read it",
+		edits: []edit{{"gateway/redis.(*conn).run", `c.remember(c.batch[i])
+			return c.single(i)`, `n := c.single(i)
+			c.remember(c.batch[i])
+			return n`}},
+		runs: []run{gatewayTest("TestChangeBehindARead")},
+	},
+	{
+		name: "invalidation before the reply", what: "pushes a change while a command is executed that has read the former value",
+		edits: []edit{
+			{"gateway/redis.(*pushes).send", `p.turn.Lock()`, ``},
+			{"gateway/redis.(*pushes).send", `p.turn.Unlock()`, ``},
+		},
+		runs: []run{gatewayTest("TestChangeBehindARead")},
+	},
+	{
 		name: "copy newborn over a key", what: "replaces the record of a key by the newborn one of a COPY, which counts as absent",
 		edits: []edit{{"gateway/redis.(*conn).nameCopy", `now.version == 0`, `true`}},
 		runs:  []run{gateways("hashes", 5000), gatewayTest("TestStoppedAtEachStep")},

@@ -3,6 +3,9 @@ package mutants
 // messagesRun has to notice what is wrong with messages.
 var messagesRun = []run{tests("rdma/msg", "^TestAtMostOnce$")}
 
+// helpRun has to notice what is wrong with changes that nodes execute.
+var helpRun = []run{tests("client", "^(TestHelpCountsOnce|TestNodeExecutes)$")}
+
 // messageMutants are bugs in calls by messages.
 var messageMutants = []mutant{
 	{
@@ -81,5 +84,65 @@ var messageMutants = []mutant{
 		name: "sent call told not done", what: "says of a call whose request was sent that it was not executed",
 		edits: []edit{{"rdma/msg.(*Client).close", `!r.sent[slot]`, `true`}},
 		runs:  messagesRun,
+	},
+	{
+		name: "watch misses a change before its message", what: "takes the word that the node finds for the one that the client has seen",
+		edits: []edit{{"rdma/host.(*watches).put", `now != word.seen {
+		s.words[i].seen = now
+		s.tell(i)`, `now != word.seen {
+		s.words[i].seen = now`}},
+		runs: []run{tests("rdma/host", "^TestWatchTellsWhatTheClientHasNotSeen$")},
+	},
+	{
+		name: "watches of a broken connection dropped", what: "has no node look at what was watched over a connection that has broken",
+		edits: []edit{{"client.(*watchHub).lost", `h.fresh = append(h.fresh, o)`, ``}},
+		runs:  []run{tests("verify/clientsim", "^TestWatchSchedules$")},
+	},
+	{
+		name: "watch of a region that has left untold", what: "forgets to tell that a region is not served any more",
+		edits: []edit{{"rdma/host.(*watches).cut", `s.tell(i)`, ``}},
+		runs:  []run{tests("rdma/host", "^TestWatchEndsWithItsRegion$")},
+	},
+	{
+		name: "answered before done", what: "says that a write is done, and releases the object unchanged",
+		edits: []edit{{"storagenode.(*execLane).write", `return r.Payload, nil`, `a = msg.ObjectAnswer{Version: info.Version + 1, Tag: info.Tag}
+		return nil, errVersion`}},
+		runs: helpRun,
+	},
+	{
+		name: "version not compared", what: "overwrites the changes that the caller has not seen",
+		edits: []edit{{"storagenode.(*execLane).write", `r.Version != 0 && info.Version != r.Version`, `false`}},
+		runs:  helpRun,
+	},
+	{
+		name: "unknown change done again", what: "takes a change for not done whose answer is lost, and makes it by its own verbs",
+		edits: []edit{{"client.(*lane).changeByNode", `l.neverDone(q)`, `true`}},
+		runs:  []run{tests("verify/clientsim", "^TestHelpSchedules$")},
+	},
+	{
+		name: "procedures behind a fence", what: "starts the procedures of requests that came together with one that runs, when a fence has shut the gate",
+		edits: []edit{{"rdma/host.(*messages).isShut", `m.shut.Load() != open`, `false`}},
+		runs:  []run{tests("rdma/host", "^TestNoProcedureStartsAfterAFence$")},
+	},
+	{
+		name: "epoch waits for procedures", what: "has the end of an epoch wait for the procedures of all lanes that have the region open",
+		edits: []edit{{"rdma/host.(*Access).cut", `drainChains(`, `drain(`}},
+		runs:  []run{tests("rdma/host", "^TestACloseLeavesProcedures$")},
+	},
+	{
+		name: "executor keeps its claims", what: "closes the session of an executor in good order, and keeps the claims",
+		edits: []edit{{"storagenode.(*executor).giveBack", `x.w.ctx.Err() == nil && !l.alloc.Idle()`, `false`}},
+		runs:  []run{tests("storagenode", "^TestExecutorEnds$")},
+	},
+	{
+		name: "taken call told not done", what: "says of a call that a worker has taken and not answered that it is not done",
+		edits: []edit{{"storagenode.(*functions).giveUp", `Outcome: msg.Unknown, Payload`, `Outcome: msg.NotDone, Reason: msg.Busy, Payload`}},
+		runs:  []run{tests("coproc/job", "^TestFunctionEndsInTime$")},
+	},
+	{
+		name: "function writes without compare", what: "replaces an object by what a function has made of an earlier version",
+		edits: []edit{{"coproc/job.(*functionServer).function", `if err = w.c.CompareAndWrite(ctx, q.Ref, info.Version, next); !errors.Is`, `_ = info
+		if err = w.c.Write(ctx, q.Ref, next); !errors.Is`}},
+		runs: []run{tests("coproc/job", "^TestFunctionIsCalledAgain$")},
 	},
 }

@@ -18,7 +18,7 @@ var nodeMutants = []mutant{
 	},
 	{
 		name: "agent settles without end", what: "asks a replica that does not answer for as long as its epoch lasts, and holds up every grace period",
-		edits: []edit{{"storagenode.(*workLane).Settle", `time.Since(began) >= settleTime`, `time.Since(began) >= 1000*settleTime`}},
+		edits: []edit{{"storagenode.(*workLane).Settle", `time.Since(began) >= l.w.settles()`, `time.Since(began) >= 1000*l.w.settles()`}},
 		runs:  []run{tests("storagenode", "^TestSettleEndsTheSession$")},
 	},
 	{
@@ -35,6 +35,47 @@ var nodeMutants = []mutant{
 		name: "memory left to others", what: "looks at the processes of a session only, and not at those that have the memory from them",
 		edits: []edit{{"rdma/host.(*Access).dispossess", `o.everyone(ctx)`, `error(nil)`}},
 		runs:  []run{tests("rdma/shm", "^TestSecurity08_MemoryLeftToAnotherProcess$")},
+	},
+	{
+		name: "host not awaited", what: "takes a command for done that a host which shares the device has not acknowledged",
+		edits: []edit{{"rdma/cxl.(*Home).await", `case s.load(atAcked) >= sequence:`, `case true:`}},
+		runs:  []run{tests("rdma/cxl", "^TestSilentAgent$")},
+	},
+	{
+		name: "host acknowledges first", what: "acknowledges a fence of a host that shares the device before it is done there",
+		edits: []edit{{"rdma/cxl.(*Agent).step", `err = a.carryOut(ctx, c)`, `a.slot.store(atAcked, sequence)
+			err = a.carryOut(ctx, c)`}},
+		runs: []run{tests("rdma/cxl", "^TestFenceOnTheOtherHost$")},
+	},
+	{
+		name: "incoherent host let in", what: "gives a shared device to a host that has failed the litmus",
+		edits: []edit{{"rdma/cxl.(*Home).judge", `report.Err()`, `(&Report{report.Results[:0]}).Err()`}, {"rdma/cxl.(*Agent).judged", `report.Err()`, `(&Report{report.Results[:0]}).Err()`}},
+		runs:  []run{tests("rdma/cxl", "^TestIncoherentHostIsRefused$")},
+	},
+	{
+		name: "former hosts forgotten", what: "begins an incarnation on a shared device before the hosts have lost what the last one gave them",
+		edits: []edit{{"rdma/cxl.NewHome", `err = h.give(ctx, &command{op: opBegin})`, `err = error(nil)`}},
+		runs:  []run{tests("rdma/cxl", "^TestHomeComesBack$")},
+	},
+	{
+		name: "slot of another machine", what: "takes the slot of an agent of the same name over that runs on another machine",
+		edits: []edit{{"rdma/cxl.(*Agent).succeed", `machine != a.cfg.MachineID`, `false`}},
+		runs:  []run{tests("rdma/cxl", "^TestTwoHostsOfOneName$")},
+	},
+	{
+		name: "busy agent taken for gone", what: "does not beat while it carries out a command",
+		edits: []edit{{"rdma/cxl.(*Agent).carryOut", `defer a.beating()()`, ``}},
+		runs:  []run{tests("rdma/cxl", "^TestTwoHostsOfOneName$")},
+	},
+	{
+		name: "beginning without fences", what: "tells members at the beginning of an incarnation of that alone",
+		edits: []edit{{"rdma/cxl.(*Home).Begin", `range h.all()`, `range h.all()[:1]`}},
+		runs:  []run{tests("rdma/cxl", "^TestCommandsBeforeTheBeginning$")},
+	},
+	{
+		name: "host told of no fences", what: "does not tell a host that joins a shared device which sessions were fenced",
+		edits: []edit{{"rdma/cxl.(*Home).all", `len(h.fenced) > 0`, `false`}},
+		runs:  []run{tests("rdma/cxl", "^TestAgentIsReplaced$")},
 	},
 	{
 		name: "former controller obeyed", what: "obeys a controller that another one has followed",

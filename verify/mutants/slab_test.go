@@ -158,4 +158,14 @@ var slabMutants = []mutant{
 		},
 		runs: []run{schedules(lanes, 6000)},
 	},
+	{
+		name: "copied piece taken for alike", what: "leaves pieces of a rebuilding replica that are not the primary's when a copy begins again",
+		edits: []edit{{"slab.(*Lane).readPiece", `same := l.round.At(k).Verbs[0].Old == hash`, `same := l.round.At(k).Verbs[0].Old == hash || true`}},
+		runs:  []run{tests("slab", "^TestCopyAgainMovesTheRest$")},
+	},
+	{
+		name: "reconciled piece taken for alike", what: "takes each piece of a backup for the primary's when replicas are reconciled",
+		edits: []edit{{"slab.(*Lane).readAlike", `Verbs[0].Old != hash //`, `Verbs[0].Old == hash+1 //`}},
+		runs:  []run{tests("slab", "^TestReconcileMovesWhatDiffers$")},
+	},
 }

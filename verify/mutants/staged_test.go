@@ -205,13 +205,38 @@ var stagedMutants = []mutant{
 	},
 	{
 		name: "shadow of another update of the batch", what: "stages two objects of a batch in one slab",
-		edits: []edit{{"slab.(*attempt).lent", `n++`, ``}},
+		edits: []edit{{"slab.(*attempt).lent", `n++`, ``}, {"slab.(*attempt).taken", `o.redo.off == shadow.ImageOff(0)`, `false`}},
 		runs:  []run{schedules(with(shadows, func(o *sim.Options) { o.Batches, o.Slabs = true, 3 }), 10000)},
 	},
 	{
 		name: "objects in the staging block", what: "allocates objects in the block that is for shadows",
-		edits: []edit{{"alloc.(*Allocator).survey", `reg.Replicas() == 1`, `false`}},
-		runs:  []run{tests("slab", "^TestUpdatesInAFullRegion$")},
+		edits: []edit{{"alloc.objectBlocks", `reg.Replicas() == 1`, `false`}},
+		runs:  []run{tests("slab", "^TestUpdatesInAFullRegion$"), tests("slab", "^TestUpdatesNeverLackMemory$")},
+	},
+	{
+		name: "objects in the shadow block", what: "allocates objects in the block of which lanes keep claims for shadows",
+		edits: []edit{{"alloc.objectBlocks", `reg.Geometry.ShadowBlock()`, `reg.Geometry.StagingBlock()`}},
+		runs:  []run{tests("slab", "^TestUpdatesByTheShadowBlock$")},
+	},
+	{
+		name: "object in a claim for shadows", what: "puts an object into a claim of the shadow block",
+		edits: []edit{{"alloc.(*Allocator).claimInShadowBlock", `k.shadows = true`, ``}},
+		runs:  []run{tests("slab", "^TestUpdatesByTheShadowBlock$")},
+	},
+	{
+		name: "object of the shadow block kept", what: "keeps the slab of an object that lay in the shadow block for a birth",
+		edits: []edit{{"alloc.(*Allocator).free", `int(b) < objectBlocks(reg)`, `true`}},
+		runs:  []run{tests("slab", "^TestObjectInTheShadowBlock$")},
+	},
+	{
+		name: "shadow smaller than the image", what: "takes claims of a shadow block whose slabs are too small",
+		edits: []edit{{"alloc.(*Allocator).claimInShadowBlock", `h.Class() < class`, `false`}, {"alloc.(*Allocator).Shadow", `o.class >= class`, `true`}},
+		runs:  []run{tests("slab", "^TestShadowsOfLargerObjects$")},
+	},
+	{
+		name: "one shadow for two classes", what: "stages objects of two classes of a batch in one claim of the shadow block",
+		edits: []edit{{"slab.(*attempt).taken", `o.redo.off == shadow.ImageOff(0)`, `false`}},
+		runs:  []run{tests("slab", "^TestBatchesInAFullRegion$")},
 	},
 	{
 		name: "staging slab not given back", what: "keeps the slab of the staging block that an update has borrowed",

@@ -34,4 +34,5 @@
 //	RXE_OUT        Job.OutDir, when set
 //	PMEM_FSDAX     folder on a DAX file system, with Job.PmemMiB
 //	PMEM_DEVDAX    device DAX, with Job.PmemMiB
+//	PMEM_SHARED    device DAX that both machines have, with Job.SharedMiB
 package rxevm

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 )
 
 //go:embed guest/init.sh
@@ -119,7 +120,7 @@ func cachedInitramfs(ctx context.Context, cache string, k kernel) (string, error
 	h.Write(mainScript)
 	name := filepath.Join(cache, fmt.Sprintf("initrd-%s-%x.gz", k.version, h.Sum(nil)[:6]))
 	if file(name)() {
-		return name, nil
+		return name, markUsed(name)
 	}
 
 	var packed bytes.Buffer
@@ -147,7 +148,6 @@ func cachedInitramfs(ctx context.Context, cache string, k kernel) (string, error
 		return "", err
 	}
 
-	old, _ := filepath.Glob(filepath.Join(cache, "initrd-"+k.version+"-*.gz"))
 	tmp := name + ".tmp"
 	if err := os.WriteFile(tmp, packed.Bytes(), 0o644); err != nil {
 		return "", err
@@ -155,10 +155,52 @@ func cachedInitramfs(ctx context.Context, cache string, k kernel) (string, error
 	if err := os.Rename(tmp, name); err != nil {
 		return "", err
 	}
-	for _, f := range old {
-		os.Remove(f)
+	return name, dropInitramfs(cache)
+}
+
+// keptInitramfs is how many images stay, some 3 MB each. Checkouts with different scripts share the cache: one must not delete
+// the image that another is about to boot.
+const keptInitramfs = 8
+
+// markUsed makes an image the last one to be dropped.
+func markUsed(name string) error {
+	now := time.Now()
+	return os.Chtimes(name, now, now)
+}
+
+// dropInitramfs removes all images but the keptInitramfs that were used last, and what a builder that died has left.
+// Preconditions: the caller holds the cache lock.
+func dropInitramfs(cache string) error {
+	type image struct {
+		name string
+		used time.Time
 	}
-	return name, nil
+	var images []image
+	entries, err := os.ReadDir(cache)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		name := filepath.Join(cache, e.Name())
+		if !strings.HasPrefix(e.Name(), "initrd-") {
+			continue
+		}
+		info, err := e.Info()
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case strings.HasSuffix(e.Name(), ".tmp"):
+			errs = append(errs, os.Remove(name))
+		default:
+			images = append(images, image{name, info.ModTime()})
+		}
+	}
+	slices.SortFunc(images, func(a, b image) int { return b.used.Compare(a.used) })
+	for _, i := range images[min(len(images), keptInitramfs):] {
+		errs = append(errs, os.Remove(i.name))
+	}
+	return errors.Join(errs...)
 }
 
 // readModule returns the module uncompressed: busybox's insmod knows only

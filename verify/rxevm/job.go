@@ -40,6 +40,9 @@ type Job struct {
 	// PmemDir keeps the NVDIMMs for machines that come later, in a folder. They are formatted for the first machine that becomes ready. Empty: they end with
 	// the machine.
 	PmemDir string
+	// SharedMiB, with Two, is the size of an NVDIMM that is one memory of both machines: a device at PMEM_SHARED. With one processor in
+	// each, emulated machines are not coherent: each executes atomics as loads and stores. 0: none.
+	SharedMiB int
 	// Stdout and Stderr receive the command's output as it is written; nil discards it.
 	// With Two each line starts with "server| " or "client| ".
 	Stdout, Stderr io.Writer
@@ -115,6 +118,8 @@ func (j Job) validate() error {
 		return fmt.Errorf("%d processors: from 1 to %d", j.CPUs, maxCPUs)
 	case j.PmemMiB != 0 && (j.PmemMiB < minPmemMiB || j.PmemMiB > maxMemoryMiB || j.Two):
 		return fmt.Errorf("NVDIMMs of %d MiB: from %d to %d, and one machine", j.PmemMiB, minPmemMiB, maxMemoryMiB)
+	case j.SharedMiB != 0 && (j.SharedMiB < minPmemMiB || j.SharedMiB > maxMemoryMiB || !j.Two):
+		return fmt.Errorf("shared NVDIMM of %d MiB: from %d to %d, and two machines", j.SharedMiB, minPmemMiB, maxMemoryMiB)
 	case j.PmemDir != "" && j.PmemMiB == 0:
 		return errors.New("a folder for NVDIMMs, and no size of them")
 	case j.Accel != "" && j.Accel != "kvm" && j.Accel != "tcg":
@@ -177,7 +182,11 @@ func (s side) config(j Job) string {
 	if j.formatted() {
 		formatted = "yes"
 	}
-	return fmt.Sprintf("link=%s\nself=%s\nself6=%s\nout=%s\npmem=%s\nformatted=%s\n", s.link, s.self, s.self6, quote(j.OutDir), pmem, formatted)
+	shared := ""
+	if j.SharedMiB != 0 {
+		shared = "yes"
+	}
+	return fmt.Sprintf("link=%s\nself=%s\nself6=%s\nout=%s\npmem=%s\nformatted=%s\nshared=%s\n", s.link, s.self, s.self6, quote(j.OutDir), pmem, formatted, shared)
 }
 
 // formattedFile is in Job.PmemDir once a machine that has formatted the NVDIMMs was ready.
@@ -202,6 +211,7 @@ func (j Job) formatted() bool {
 const (
 	pmemFSDAX  = "/run/rxevm/pmem"
 	pmemDevDAX = "/dev/dax1.0"
+	pmemShared = "/dev/dax0.0"
 )
 
 // script is the shell script that executes the command.
@@ -213,12 +223,15 @@ func (s side) script(j Job) string {
 			fmt.Fprintf(&b, "%s \\\n", quote(kv))
 		}
 	}
-	var fsdax, devdax string
+	var fsdax, devdax, shared string
 	if j.PmemMiB != 0 {
 		fsdax, devdax = pmemFSDAX, pmemDevDAX
 	}
+	if j.SharedMiB != 0 {
+		shared = pmemShared
+	}
 	for _, kv := range [][2]string{
-		{"PMEM_FSDAX", fsdax}, {"PMEM_DEVDAX", devdax},
+		{"PMEM_FSDAX", fsdax}, {"PMEM_DEVDAX", devdax}, {"PMEM_SHARED", shared},
 		{"RXE_DEVICE", "rxe0"}, {"RXE_ROLE", s.role}, {"RXE_SELF", s.self}, {"RXE_PEER", s.peer},
 		{"RXE_SELF6", s.self6}, {"RXE_PEER6", s.peer6}, {"RXE_OUT", j.OutDir},
 	} {
@@ -338,11 +351,8 @@ func (im *Image) runOn(ctx context.Context, j Job, accel string) (Result, error)
 		if err := writeJob(dir, s.config(j), s.script(j)); err != nil {
 			return Result{}, err
 		}
-		hw := hardware{accel: accel, memoryMiB: j.MemoryMiB, cpus: j.CPUs, jobDir: dir,
-			outDir: j.OutDir, pmemMiB: j.PmemMiB, link: wire[i%2], mac: s.mac}
-		if j.PmemMiB != 0 {
-			hw.pmemDir = cmp.Or(j.PmemDir, tmp)
-		}
+		hw := hardware{accel: accel, memoryMiB: j.MemoryMiB, cpus: j.CPUs, jobDir: dir, outDir: j.OutDir, link: wire[i%2], mac: s.mac}
+		j.nvdimms(&hw, tmp)
 		if machines[i], err = startMachine(ctx, im, hw, s.stdoutTo, s.errorTo); err != nil {
 			return Result{}, err
 		}
@@ -389,6 +399,16 @@ func (im *Image) runOn(ctx context.Context, j Job, accel string) (Result, error)
 		defer stop.Stop()
 	}
 	return result, failed
+}
+
+// nvdimms gives a machine those of the job; tmp is for files that end with it.
+func (j Job) nvdimms(hw *hardware, tmp string) {
+	switch {
+	case j.PmemMiB != 0:
+		hw.pmemDir, hw.pmemMiB = cmp.Or(j.PmemDir, tmp), j.PmemMiB
+	case j.SharedMiB != 0:
+		hw.pmemDir, hw.pmemMiB, hw.shared = tmp, j.SharedMiB, true
+	}
 }
 
 func (s side) named(j Job, err error) error {

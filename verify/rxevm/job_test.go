@@ -54,6 +54,7 @@ func TestSidesPointAtEachOther(t *testing.T) {
 
 func TestJobRefuses(t *testing.T) {
 	for says, j := range map[string]Job{
+		"and two machines":  {Command: []string{"true"}, SharedMiB: 128},
 		"no command":        {},
 		"equals sign":       {Command: []string{"A=b"}},
 		"memory of 100 MiB": {Command: []string{"true"}, MemoryMiB: 100},
@@ -93,6 +94,10 @@ func TestQemuArgs(t *testing.T) {
 	require.NoError(t, err)
 	defer wire[0].Close()
 	defer wire[1].Close()
+	args = strings.Join(qemuArgs(im, hardware{accel: "tcg", memoryMiB: 512, cpus: 1, jobDir: "/tmp/j", pmemDir: "/tmp/a", pmemMiB: 128, shared: true}), " ")
+	require.Contains(t, args, "share=on,mem-path=/tmp/a/nvdimm0,size=128M")
+	require.NotContains(t, args, "nvdimm1")
+
 	args = strings.Join(qemuArgs(im, hardware{accel: "kvm", jobDir: "/tmp/j", link: wire[0], mac: "52:54:00:09:00:01"}), " ")
 	require.Contains(t, args, "-accel kvm -cpu max -smp")
 	require.Contains(t, args, "-netdev socket,id=n0,fd=6 -device virtio-net-pci,netdev=n0,romfile=,mac=52:54:00:09:00:01")

@@ -53,6 +53,7 @@ type hardware struct {
 	jobDir    string
 	pmemDir   string   // of files for two NVDIMMs; empty: none
 	pmemMiB   int      // of each
+	shared    bool     // the first of them alone, which another machine has too
 	outDir    string   // empty: none
 	link      *os.File // one end of the wire to the other machine, or nil
 	mac       string
@@ -87,7 +88,11 @@ func qemuArgs(im *Image, hw hardware) []string {
 		nvdimms = numaArgs(hw)
 		// The persistence is what persistence_domain says in sysfs.
 		nvdimms = append(nvdimms, "-machine", "q35,nvdimm=on,nvdimm-persistence=mem-ctrl")
-		for i := range 2 {
+		count := 2
+		if hw.shared {
+			count = 1
+		}
+		for i := range count {
 			nvdimms = append(nvdimms,
 				"-object", fmt.Sprintf("memory-backend-file,id=pm%d,share=on,mem-path=%s,size=%dM", i, strings.ReplaceAll(pmemFile(hw.pmemDir, i), ",", ",,"), hw.pmemMiB),
 				"-device", fmt.Sprintf("nvdimm,id=nv%d,memdev=pm%d,node=%d", i, i, i))

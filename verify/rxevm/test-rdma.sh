@@ -195,6 +195,6 @@ if [ $what = two ]; then
 	if [ $code = 77 ]; then exit 0; fi
 	exit $code
 fi
-"$work/rxevm" --native-ok --cpus 3 ${pmem:-} --timeout 90m -v -- sh "$work/inside" "$work" $what "$@" || code=$?
+"$work/rxevm" --native-ok --cpus 3 --memory-mib 3072 ${pmem:-} --timeout 90m -v -- sh "$work/inside" "$work" $what "$@" || code=$?
 if [ $code = 77 ]; then exit 0; fi
 exit $code

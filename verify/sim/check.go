@@ -259,6 +259,10 @@ func (k *checker) reserved(m *fabric.Memory, place int, session uint32, s proto.
 		w.fail("reserved in another's name", fmt.Sprintf("%v: session %d wrote %v", addr, session, new))
 	case new != 0 && old != 0 && !w.mirror.certified(old.Session()):
 		w.fail("two holders", fmt.Sprintf("%v: session %d took over from %v, whose fence is not certified", addr, session, old))
+	case new == 0 && w.opens(s):
+		if v := proto.V(m.Word(s.VOff())); v.IsOpen() {
+			w.fail("released before V is settled", fmt.Sprintf("%v: %v", addr, v))
+		}
 	case new == 0 && w.opt.Durable && m.Dirty(s.VOff(), 8):
 		w.fail("released before V is durable", addr.String())
 	}
@@ -269,6 +273,10 @@ func (k *checker) reserved(m *fabric.Memory, place int, session uint32, s proto.
 func (k *checker) moved(m *fabric.Memory, place int, session uint32, s proto.Slab, seed uint64, old, new proto.V) {
 	w := k.w
 	t := &w.mirror.table
+	if w.opens(s) {
+		k.movedOpen(m, place, session, s, seed, old, new)
+		return
+	}
 	p := w.mem(t.node[0])
 	addr := proto.MakeAddr(regionID, uint32(s.Off))
 	holder := proto.R(p.Word(s.ROff()))
@@ -371,6 +379,10 @@ func (k *checker) Wrote(m *fabric.Memory, session uint32, off, n uint64) {
 	}
 	if s.Kind == proto.Staged {
 		k.staged(m, place, session, s, seed)
+	}
+	if w.opens(s) {
+		k.wroteOpen(m, place, session, s, seed, off, n)
+		return
 	}
 	if w.mirror.table.rebuilding[place] || s.Kind != proto.Pair {
 		return
@@ -498,7 +510,7 @@ func (w *world) checkBlock(b uint32, h proto.Header) {
 		}
 		for j := range t.n {
 			m := w.mem(t.node[j])
-			if o := proto.V(m.Word(s.VOff())); o != v {
+			if o := proto.V(m.Word(s.VOff())); o != v && !(w.opens(s) && j > 0 && o.Settled() == v) { // a dead session settles no backup
 				w.fail("replicas differ", fmt.Sprintf("%v: %v at the primary, %v at node %d", addr, v, o, m.Node.ID))
 				return
 			}

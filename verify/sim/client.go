@@ -29,6 +29,8 @@ type client struct {
 	blind    bool   // the session has ended, and this lane posts one more round before it notices
 	sequence uint64 // of the last reservation
 
+	late [maxNodes]int // chains that were posted to the node and have no outcome
+
 	reg     *opened                // the clients' region as last opened; nil: not yet
 	headers *slab.Headers          // cached block headers of reg
 	conns   [maxNodes]*fabric.Conn // by node; nil: none
@@ -160,7 +162,7 @@ func (c *client) Do(r *rdma.Round) {
 		}
 		return
 	}
-	c.blind, c.waits = false, 0
+	c.blind, c.waits = false, c.lates()
 	for i := range r.Len() {
 		if len(r.At(i).Verbs) > 0 {
 			c.waits++
@@ -184,6 +186,7 @@ func (c *client) Do(r *rdma.Round) {
 				}
 			}
 		}
+		c.breakLate()
 	}
 	if c.w.log != nil {
 		c.w.logAnswers(c, r)
@@ -225,7 +228,8 @@ func (c *client) open() error {
 	t := &c.view
 	o := &opened{reclaim: t.reclaim}
 	c.headers = slab.NewHeaders(c.w.geo.Blocks)
-	o.Region = slab.Region{ID: regionID, Epoch: t.epoch, Seed: c.w.uid, Geometry: c.w.geo, Durable: c.w.opt.Durable, Want: c.w.d.replicas, Headers: c.headers}
+	o.Region = slab.Region{ID: regionID, Epoch: t.epoch, Seed: c.w.uid, Geometry: c.w.geo, Durable: c.w.opt.Durable, Want: c.w.d.replicas, Headers: c.headers,
+		OpenWords: c.w.opt.Open, From: c.w.from(t)}
 	for i := range t.n {
 		k := t.node[i]
 		conn, err := c.connect(k, t.incarnation[i])

@@ -12,6 +12,8 @@ func (w *world) softAnswer(e *event) bool {
 	switch {
 	case !w.opt.Durable || e.reg < 0:
 		return false
+	case w.opt.Open && w.mirror.replicated():
+		return false // what is settled is durable everywhere, and an open V is flushed before it is gone by
 	case w.check.lost && w.check.lostAt >= e.call:
 		return true // the power was lost between its READ and now
 	}
@@ -29,6 +31,20 @@ func (k *mirror) inSync() (set [maxNodes]bool, n int) {
 		}
 	}
 	return set, n
+}
+
+// replicated reports whether several replicas are in sync, or were at the loss of power.
+func (k *mirror) replicated() bool {
+	_, n := k.inSync()
+	if k.dark {
+		n = 0
+		for _, had := range k.had {
+			if had {
+				n++
+			}
+		}
+	}
+	return n > 1
 }
 
 // powered notes, at a loss of power, which replicas have the images that readers have seen.

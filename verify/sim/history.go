@@ -73,6 +73,9 @@ func (w *world) done(c *client, e int, b []byte, seen, made uint64, err error) {
 	h.soft = w.softAnswer(h)
 	switch {
 	case err == nil:
+		if h.kind == opUpdate || h.kind == opFree {
+			w.check.answered(c, uint64(w.check.regs[h.reg].ref.Addr.Off()), made)
+		}
 		h.result, h.seen, h.made = okResult, seen, made
 		if h.blind {
 			break

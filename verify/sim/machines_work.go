@@ -233,6 +233,7 @@ func (p *program) work() error {
 		}
 		var st slab.Reconciled
 		err = blocks(func(b uint32) error { return seat.lane.ReconcileBlock(&p.reg, b, &st) })
+		m.w.stats.Alike[0] += uint64(st.Alike)
 		m.w.logf("reconcile of epoch %d: %+v %v", p.req.Epoch, st, err)
 	case nodestate.Copy:
 		var st slab.Copied
@@ -240,6 +241,7 @@ func (p *program) work() error {
 		if err == nil && p.over() == nil {
 			p.whole()
 		}
+		m.w.stats.Alike[1] += uint64(st.Alike)
 		m.w.logf("copy in epoch %d: %+v %v", p.req.Epoch, st, err)
 	case nodestate.Scrub:
 		if held := m.scrubsHeld - m.w.now; held > 0 && !m.w.healed {
@@ -291,7 +293,7 @@ func (p *program) over() error {
 // open connects to every replica, in the incarnation that the controller names.
 func (p *program) open() error {
 	c, w, r := p.c, p.g.m.w, p.req
-	p.reg = slab.Region{ID: r.Region, Epoch: r.Epoch, Seed: wire.RegionSeed([16]byte(r.Uuid)), Geometry: w.geo, Durable: w.opt.Durable && r.Region == regionID, Headers: slab.NewHeaders(w.geo.Blocks)}
+	p.reg = slab.Region{ID: r.Region, Epoch: r.Epoch, Seed: wire.RegionSeed([16]byte(r.Uuid)), Geometry: w.geo, Durable: w.opt.Durable && r.Region == regionID, OpenWords: w.opt.Open, Headers: slab.NewHeaders(w.geo.Blocks)}
 	session := uint32(fabric.Agent)
 	if p.kind != nodestate.Reconcile {
 		session = c.session
@@ -319,6 +321,7 @@ func (p *program) open() error {
 		}
 		p.to[i] = rdma.Target{Conn: conn, Window: win}
 		p.reg.To[i], p.reg.Rebuilding[i], p.reg.Fresh[i] = &p.to[i], peer.Rebuilding, peer.Rebuilding && peer.Fresh
+		p.reg.Compares[i] = w.opt.Compare
 		p.reg.N++
 	}
 	return nil

@@ -116,6 +116,8 @@ type Options struct {
 	Batches  bool // half of the reads and updates are batches; see batches.go
 	Staged   bool // objects lie in STAGED slabs; see staged.go
 	Full     bool // with Staged: every slab of the region has an object to begin with; see staged.go
+	Open     bool // words may be open, and clients read at any replica; see open.go
+	Compare  bool // programs of agents compare replicas by hashes before they move bytes
 	Operator bool // an operator creates regions and gives nodes up; see orders.go
 	// Choices, if set, are replayed instead of drawn: one schedule.
 	Choices []uint16
@@ -136,6 +138,7 @@ type drawn struct {
 	patience                             int64       // deadline of an operation
 	ids                                  int         // highest id of a session
 	shareHot                             bool        // all clients work on one object
+	noShadows                            bool        // with Full: an object has the shadow block
 }
 
 const (
@@ -170,8 +173,11 @@ func (w *world) draw() {
 	d.clients = pick(o.Clients, 2, 4)
 	d.ops = pick(o.Ops, 8, 24)
 	d.replicas = pick(o.Replicas, 1, 3)
-	if o.Staged {
+	switch {
+	case o.Staged:
 		d.replicas = 1
+	case o.Open && d.replicas == 1 && o.Replicas == 0:
+		d.replicas = 2
 	}
 	d.slabs = pick(o.Slabs, 1, 3)
 	// Small slabs have the fewest lines. Large ones have fewer slabs in a block, which makes
@@ -184,8 +190,10 @@ func (w *world) draw() {
 	if d.class.PayloadBytes(w.kind()) >= maxPayload && c.choose(2) == 1 {
 		d.payload = maxPayload
 	}
+	d.noShadows = false
 	if o.Full {
 		d.class, d.payload = classOf(224), maxPayload // no room for a record
+		d.noShadows = c.choose(2) == 1
 	}
 	d.version = 1
 	if o.Wrap || c.choose(32) == 31 {

@@ -64,6 +64,9 @@ func (o *Options) flags() string {
 	if o.Full {
 		s += " --full"
 	}
+	if o.Open {
+		s += " --open"
+	}
 	if o.Operator {
 		s += " --operator"
 	}
@@ -99,9 +102,11 @@ type Coverage struct {
 	Scrubs   uint64       // completed
 	Reclaims uint64       // blocks
 	Lent     uint64       // slabs of the staging block given back
+	Kept     uint64       // slabs of the shadow block given back
 	Spent    uint64       // operations that found no version left
 	Tree     TreeCoverage // of Options.Tree
 	Gone     uint64       // durable reads lost with the power, as the guarantee allows
+	Alike    [2]uint64    // bytes that a hash showed to be alike: of reconciles, of copies
 	Excused  uint64       // objects lost to rot and another failure together; see excuse
 }
 
@@ -125,8 +130,12 @@ func (c *Coverage) Add(o *Coverage) {
 	c.Scrubs += o.Scrubs
 	c.Gone += o.Gone
 	c.Excused += o.Excused
+	for i := range c.Alike {
+		c.Alike[i] += o.Alike[i]
+	}
 	c.Spent += o.Spent
 	c.Lent += o.Lent
+	c.Kept += o.Kept
 	c.Tree.Add(&o.Tree)
 }
 

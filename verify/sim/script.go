@@ -338,6 +338,7 @@ func (c *client) operateOn(what, obj int) {
 			c.birth(0)
 		}
 	}
+	c.rest(true)
 }
 
 // strictAlarm fails the schedule if a client has found an invariant violated.

@@ -65,6 +65,13 @@ func TestFailover(t *testing.T) {
 
 func TestDurable(t *testing.T) { passKind(t, "durable", 2500) }
 
+// TestCompare: reconciles and copies compare replicas by hashes, and move what differs.
+func TestCompare(t *testing.T) {
+	rep := passKind(t, "compare", 2500)
+	require.NotZero(t, rep.Coverage.Alike[0], "by a reconcile")
+	require.NotZero(t, rep.Coverage.Alike[1], "by a copy")
+}
+
 // TestBatches: several objects are read and written in one call, in volatile and in durable
 // regions. A commit of several has one fence for each kind of verbs.
 func TestBatches(t *testing.T)        { passKind(t, "batches", 1500) }
@@ -88,10 +95,40 @@ func TestStagedTree(t *testing.T) {
 	require.NotZero(t, rep.Coverage.Tree.Merges)
 }
 
-// TestFullRegion: updates write to slabs of the staging block, as long as no slab is freed.
+// TestFullRegion: as long as no slab is freed, updates write to claims of the shadow block, and where there are none to
+// slabs of the staging block.
 func TestFullRegion(t *testing.T) {
 	rep := passKind(t, "full", 300)
 	require.NotZero(t, rep.Coverage.Lent)
+	require.NotZero(t, rep.Coverage.Kept)
+}
+
+// TestOpen: regions with open words, whose clients read at replicas of their own: single operations, batches, one object for
+// all, allocation, a tree, and memory that rots.
+func TestOpen(t *testing.T) {
+	rep := passKind(t, "open", 4000)
+	require.NotZero(t, rep.Coverage.Epochs)
+}
+
+func TestOpenBatches(t *testing.T) { passKind(t, "opened", 2500) }
+func TestOpenHotSlab(t *testing.T) { passKind(t, "openhot", 1500) }
+func TestOpenRot(t *testing.T)     { passKind(t, "openrot", 1500) }
+
+// TestDurableOpen: no value that was read is lost with all power, which StrictReads asks for.
+func TestDurableOpen(t *testing.T) {
+	rep := passKind(t, "opensealed", 4000)
+	require.NotZero(t, rep.Coverage.Faults[7], "losses of power")
+}
+
+func TestOpenAllocator(t *testing.T) {
+	rep := passKind(t, "opengrow", 600)
+	require.NotZero(t, rep.Coverage.Reclaims)
+}
+
+func TestOpenTree(t *testing.T) {
+	rep := passKind(t, "opentree", 300)
+	require.NotZero(t, rep.Coverage.Tree.Splits)
+	require.NotZero(t, rep.Coverage.Tree.Merges)
 }
 
 func TestHotSlab(t *testing.T) { passKind(t, "hot", 1000) }

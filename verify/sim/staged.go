@@ -19,7 +19,8 @@ func (w *world) kind() proto.Kind {
 }
 
 // fill gives every slab of block 0 behind those of the clients' objects, and every other block for objects, an
-// object that no client works on.
+// object that no client works on; in half of the schedules the shadow block too, as a program of an earlier version
+// may have done.
 func (w *world) fill(m *fabric.Memory) {
 	var img [proto.ImageHeaderBytes + maxPayload]byte
 	live := func(s proto.Slab) {
@@ -36,6 +37,9 @@ func (w *world) fill(m *fabric.Memory) {
 	}
 	h = proto.MakeHeader(proto.BlockActive, proto.Single, proto.Classes-1, 0, 0)
 	for b := uint32(1); b < w.geo.StagingBlock(); b++ {
+		if b == w.geo.ShadowBlock() && !w.d.noShadows {
+			continue
+		}
 		m.Set(w.geo.HeaderOff(b), uint64(h))
 		m.Set(w.geo.MapOff(b), 1)
 		live(w.geo.Slab(b, 0, h))
@@ -86,8 +90,11 @@ func (k *checker) staged(m *fabric.Memory, place int, session uint32, s proto.Sl
 func (k *checker) needless(shadow proto.Slab) {
 	w := k.w
 	p := w.mem(w.mirror.table.node[0])
-	if b, _ := w.geo.BlockOf(shadow.Off); b == w.geo.StagingBlock() {
+	switch b, _ := w.geo.BlockOf(shadow.Off); b {
+	case w.geo.StagingBlock():
 		w.stats.Lent++
+	case w.geo.ShadowBlock():
+		w.stats.Kept++
 	}
 	for i := range w.objs {
 		s, seed, ok := k.place(p, uint64(k.regs[w.objs[i].refs[0]].ref.Addr.Off()))

@@ -135,6 +135,7 @@ func (c *client) work() {
 			c.sleep(int64(1+c.w.ch.choose(400)) * step) // as long as a failover
 		}
 	}
+	c.rest(true)
 	if c.othersWork() {
 		return
 	}
@@ -191,6 +192,7 @@ func (c *client) operate(what, obj int) {
 	if w.opt.Grow && w.ch.choose(8) == 7 {
 		c.giveBack()
 	}
+	c.rest(false)
 	c.leave()
 	c.leftNothing()
 }
@@ -214,7 +216,7 @@ func (c *client) leftNothing() {
 	}
 	claims := 0
 	for _, l := range c.lanes() {
-		if l.inOp {
+		if l.inOp || l.lane.Owes() {
 			return
 		}
 		claims += len(l.claims)
@@ -293,6 +295,7 @@ func (c *client) birth(i int) {
 	w.count(opBirth, err)
 	switch {
 	case err == nil:
+		w.check.answered(c, uint64(got.Addr.Off()), got.Incarnation.Born())
 		w.born(got, value, false)
 	case !errors.Is(err, slab.ErrUnknown) && !errors.Is(err, slab.ErrStaleClaim):
 		c.claims = append(c.claims, cl) // nothing was posted: the client still has the claim
@@ -334,6 +337,7 @@ func (c *client) allocate() {
 	w.count(opBirth, err)
 	switch {
 	case err == nil:
+		w.check.answered(c, uint64(ref.Addr.Off()), ref.Incarnation.Born())
 		w.born(ref, value, kind == proto.Single)
 	case errors.Is(err, slab.ErrUnknown), w.notDone(err), errors.Is(err, alloc.ErrNoSpace):
 	default:

@@ -72,7 +72,7 @@ func newWorld() *world {
 	}
 	w.fab.Answered = func(c *fabric.Conn) {
 		if c.Owner >= 0 {
-			w.clients[c.Owner].answered()
+			w.clients[c.Owner].answeredOn(c)
 		}
 	}
 	w.fab.Watch = &w.check

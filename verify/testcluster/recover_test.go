@@ -1,8 +1,10 @@
 package testcluster_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -15,29 +17,41 @@ import (
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
-// BenchmarkRecover is how long a node with a durable region of 2 GiB, full of -rebuild-objects, takes from its start until a client
-// reads an object: with the file in the page cache, and without.
+// BenchmarkRecover is how long a node with a durable region of 2 GiB, with -rebuild-objects in it (0: as many as it has room for), takes
+// from its start until a client reads an object: with the file in the page cache, and without.
 func BenchmarkRecover(b *testing.B) {
 	if fs, err := host.FileSystemOf(b.TempDir()); err != nil || fs.Volatile != nil {
 		b.Skipf("folders of tests do not survive a loss of power: %v %v", err, fs.Volatile)
 	}
-	c := testcluster.New(b, testcluster.Options{Dir: true, RegionBytes: 2 << 30, Log: testing.Verbose()})
+	c := testcluster.New(b, testcluster.Options{Dir: true, RegionBytes: 2 << 30, Capacity: 2 << 30, Log: testing.Verbose()})
 	cfg := client.Config{Durability: client.Durable, Transport: client.TransportSHM}
 	fill := c.Connect(cfg)
-	refs := make([]client.Ref, *rebuildObjects)
-	const writers = 4
+	const writers, batch = 4, 64
+	var refs []client.Ref
+	var mu sync.Mutex // of refs
 	var wg sync.WaitGroup
 	for w := range writers {
 		wg.Go(func() {
-			for i := w; i < len(refs) && !b.Failed(); i += writers {
-				var err error
-				if refs[i], err = fill.Alloc(b.Context(), make([]byte, 1024), client.AllocOptions{WriteOnce: true}); err != nil {
-					b.Error(err)
+			payloads := slices.Repeat([][]byte{make([]byte, 1024)}, batch)
+			for i := w * batch; (i < *rebuildObjects || *rebuildObjects == 0) && !b.Failed(); i += writers * batch {
+				made, errs := fill.AllocMany(b.Context(), payloads, client.AllocOptions{WriteOnce: true})
+				full := *rebuildObjects == 0 && errors.Is(errors.Join(errs...), client.ErrNoSpace)
+				for _, err := range errs {
+					if err != nil && !full {
+						b.Error(err)
+					}
 				}
+				if full {
+					return
+				}
+				mu.Lock()
+				refs = append(refs, made...)
+				mu.Unlock()
 			}
 		})
 	}
 	wg.Wait()
+	require.NotEmpty(b, refs)
 	require.NoError(b, fill.Close())
 	for name, cached := range map[string]bool{"cached": true, "cold": false} {
 		b.Run(name, func(b *testing.B) {
@@ -59,6 +73,7 @@ func BenchmarkRecover(b *testing.B) {
 				require.NoError(b, err)
 				require.NoError(b, cl.Close())
 			}
+			b.ReportMetric(float64(len(refs)), "objects")
 			b.ReportMetric(started.Seconds()/float64(b.N), "s-start")
 			b.ReportMetric(read.Seconds()/float64(b.N), "s-read")
 		})

@@ -159,15 +159,21 @@ func TestATenantIsDeletedBesideItsClient(t *testing.T) {
 	require.NoError(t, err)
 	require.Greater(t, hosted(), before)
 	ended := make(chan error)
+	// A thousand writes a second at most: the deletion waits for leases, and loops without a pause would
+	// keep the processors busy for as long.
+	pace := time.NewTicker(time.Millisecond)
+	defer pace.Stop()
 	go func() {
-		for {
+		for ; ; <-pace.C {
 			if err := cl.Write(t.Context(), ref, []byte("1")); err != nil {
 				ended <- err
 				return
 			}
 		}
 	}()
-	for under := true; under; {
+	asked := time.NewTicker(10 * time.Millisecond)
+	defer asked.Stop()
+	for under := true; under; <-asked.C {
 		res, err := c.Control().DeleteTenant(t.Context(), connect.NewRequest(&quarrypb.DeleteTenantRequest{Name: "a", WithData: true}))
 		require.NoError(t, err)
 		under = res.Msg.UnderWay

@@ -15,10 +15,11 @@ type pkgRun struct {
 	name   string
 	began  time.Time
 	tests  map[string]*testRun
-	order  []*testRun // of tests, as they began
-	lines  []string   // what belongs to no test: panics, messages of TestMain
-	last   string     // go test's ok or FAIL line
-	buried int        // lines dropped because of maxLines
+	order  []*testRun    // of tests, as they began
+	lines  []string      // what belongs to no test: panics, messages of TestMain
+	last   string        // go test's ok or FAIL line
+	cpu    time.Duration // that its processes have used; 0: not known, or the result was cached
+	buried int           // lines dropped because of maxLines
 }
 
 // A testRun is one test.
@@ -80,14 +81,26 @@ func (r *report) event(s *stage, line string) {
 	case "pass", "fail", "skip":
 		delete(st.running, e.Package)
 		st.done++
+		if strings.Contains(p.last, "(cached)") {
+			p.cpu = 0 // that of an earlier run
+		}
+		r.costs = append(r.costs, cost{mark(strings.TrimPrefix(p.name, module), s), p.cpu})
 		if e.Action == "fail" {
 			r.printFailure(s, p)
 			return
 		}
 		if p.last != "" {
-			r.printf("%s", mark(p.last, s))
+			r.printf("%s%s", mark(p.last, s), p.used())
 		}
 	}
+}
+
+// used is what stands behind the package's line.
+func (p *pkgRun) used() string {
+	if p.cpu == 0 {
+		return ""
+	}
+	return fmt.Sprintf("\t%.1f s of processor time", p.cpu.Seconds())
 }
 
 func mark(line string, s *stage) string {
@@ -97,6 +110,9 @@ func mark(line string, s *stage) string {
 	return line + "\t" + s.mark
 }
 
+// times is a line of cpu.sh: user and system time.
+var times = regexp.MustCompile(`^\d+m\d+\.\d+s \d+m\d+\.\d+s$`)
+
 func (p *pkgRun) output(line string) {
 	for _, word := range []string{"ok  \t", "FAIL\t", "?   \t"} {
 		if strings.HasPrefix(line, word) {
@@ -105,6 +121,13 @@ func (p *pkgRun) output(line string) {
 		}
 	}
 	if line == "PASS" || line == "FAIL" || line == "" {
+		return
+	}
+	if times.MatchString(line) {
+		for word := range strings.FieldsSeq(line) {
+			d, _ := time.ParseDuration(word) // an odd number of seconds is not worth a failure
+			p.cpu += d
+		}
 		return
 	}
 	p.lines, p.buried = keep(p.lines, p.buried, line)
@@ -274,7 +297,7 @@ func (r *report) printFailure(s *stage, p *pkgRun) {
 	if last == "" {
 		last = "FAIL\t" + p.name
 	}
-	r.printf("FAIL\n%s", mark(last, s))
+	r.printf("FAIL\n%s%s", mark(last, s), p.used())
 }
 
 func (r *report) printLines(lines []string, buried int) {

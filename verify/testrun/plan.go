@@ -47,7 +47,7 @@ func (s *stage) String() string {
 // wait for it. Those that mostly wait stand between those that use processors.
 var slowest = []string{
 	"cmd/quarry", "verify/mutants", "coproc/job", "verify/sim", "verify/deploytest", "verify/models", "verify/hostile",
-	"verify/clientsim", "verify/rxevm/killed", "verify/testcluster", "gateway/redis", "controller", "client", "internal/etcdembed", "rdma/shm", "storagenode",
+	"verify/clientsim", "verify/rxevm/killed", "verify/rxevm/shared", "verify/testcluster", "gateway/redis", "controller", "client", "internal/etcdembed", "rdma/shm", "storagenode",
 	"rdma/tcp", "verify/chaos", "btree", "fsck", "rdma/host", "btree/kv", "rdma/sim", "controller/state", "cmd/quarry/kvfile",
 	"alloc", "examples", "deploy/dist",
 }
@@ -60,7 +60,7 @@ var raced = []string{"alloc", "btree", "client", "controller", "fsck", "gateway"
 // compilers and other programs, read the sources, step a pure machine, or resume one
 // coroutine after the other.
 var notRaced = []string{"verify/models", "verify/models/layout2", "verify/lint", "verify/deploytest", "verify/hostile", "proto/quarrypb",
-	"controller/state", "storagenode/state", "rdma/msg", "verify/sim", "verify/mutants", "verify/rxevm/killed"}
+	"controller/state", "storagenode/state", "rdma/msg", "verify/sim", "verify/mutants", "verify/rxevm/killed", "verify/rxevm/shared"}
 
 func newPlan(only string) (plan, error) {
 	tool := os.Getenv("GO")
@@ -80,8 +80,12 @@ func newPlan(only string) (plan, error) {
 	static := []string{"CGO_ENABLED=0", flags}
 	// -vet=off: the stage vet has run every analyzer. -ldflags=-w: to write the tables for debuggers takes
 	// the linker a second of processor time for each test binary.
+	here, err := os.Getwd()
+	if err != nil {
+		return plan{}, err
+	}
 	test := func(flags ...string) []string {
-		return append([]string{tool, "test", "-json", "-vet=off", "-ldflags=-w", "-timeout", "35m"}, flags...)
+		return append([]string{tool, "test", "-json", "-vet=off", "-ldflags=-w", "-timeout", "35m", "-exec", "sh '" + here + "/verify/testrun/cpu.sh'"}, flags...)
 	}
 	atOnce := strconv.Itoa(runtime.NumCPU())
 	tests := &stage{name: "tests", goTest: true, env: static}

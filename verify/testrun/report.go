@@ -22,6 +22,7 @@ type report struct {
 	state  map[*stage]*stageState
 
 	tests    int
+	costs    []cost
 	skips    []skip
 	failures []failure
 }
@@ -40,6 +41,12 @@ type stageState struct {
 	begun        map[string]bool            // tests and subtests that have begun, as package and test
 }
 
+// A cost is the processor time of one package's tests, without what building them takes.
+type cost struct {
+	pkg string
+	cpu time.Duration
+}
+
 // A skip is one test that was not run.
 type skip struct {
 	test, why string
@@ -54,6 +61,9 @@ type failure struct {
 
 // skipPrefix begins the line of a skipped test, here and in stages that are not go test.
 const skipPrefix = "--- SKIP: "
+
+// costLines is how many of the most expensive packages the end names.
+const costLines = 12
 
 // failureLines bounds what the end repeats of one failure.
 const failureLines = 40
@@ -271,6 +281,7 @@ func (r *report) end() bool {
 		}
 		r.printf("%-10s %s", s.name, verdict)
 	}
+	r.printCosts()
 	for _, f := range r.failures {
 		r.printf("%s", f.title)
 		for i, line := range f.lines {
@@ -283,4 +294,19 @@ func (r *report) end() bool {
 	}
 	r.printf("DONE %d tests, %d skipped, %d failures in %.0fs", r.tests, len(r.skips), len(r.failures), r.now().Sub(r.began).Seconds())
 	return good && len(r.failures) == 0
+}
+
+// printCosts prints the packages whose tests have used most processor time.
+func (r *report) printCosts() {
+	slices.SortStableFunc(r.costs, func(a, b cost) int { return cmp.Compare(b.cpu, a.cpu) })
+	var texts []string
+	sum := time.Duration(0)
+	for i, c := range r.costs {
+		if sum += c.cpu; i < costLines && c.cpu > 0 {
+			texts = append(texts, fmt.Sprintf("%s %.0f s", strings.ReplaceAll(c.pkg, "\t", " "), c.cpu.Seconds()))
+		}
+	}
+	if len(texts) > 0 {
+		r.printf("processor time of tests, without building them: %.0f s; most: %s", sum.Seconds(), strings.Join(texts, ", "))
+	}
 }

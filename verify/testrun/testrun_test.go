@@ -1,14 +1,18 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io"
 	"io/fs"
+	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,6 +20,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // patience bounds the wait for what must come: it ends a test that hangs, and no other.
@@ -75,6 +80,80 @@ func TestPassingPackagePrintsItsLine(t *testing.T) {
 	s.ended(race, nil)
 	require.True(t, s.end())
 	require.Contains(t, s.said(), "DONE 2 tests, 0 skipped, 0 failures in 0s")
+}
+
+// The processor time that cpu.sh prints stands behind a package's line, and the end names the most
+// expensive packages. A cached result has the line of an earlier run.
+func TestPackagesHaveTheirCost(t *testing.T) {
+	tests := &stage{name: "tests", goTest: true, packages: 3}
+	s := newStand(tests)
+	s.started(tests)
+	s.said()
+	for _, pkg := range []string{"slab\t0.5s", "alloc\t9s", "btree\t(cached)"} {
+		name, _, _ := strings.Cut(pkg, "\t")
+		used := map[string]string{"slab": "1m1.50s 0m0.25s", "alloc": "0m0.40s 0m0.20s", "btree": "5m0.00s 0m0.00s"}[name]
+		s.events(tests, name, "start", "output - PASS", "output - 0m0.00s 0m0.00s", "output - "+used, "output - ok  \t"+module+pkg, "pass")
+	}
+	require.Equal(t, "ok  \t"+module+"slab\t0.5s\t61.8 s of processor time\nok  \t"+module+"alloc\t9s\t0.6 s of processor time\nok  \t"+module+"btree\t(cached)\n", s.said())
+	s.ended(tests, nil)
+	require.True(t, s.end())
+	require.Contains(t, s.said(), "processor time of tests, without building them: 62 s; most: slab 62 s, alloc 1 s\n")
+}
+
+// cpu.sh prints what a program and its children have used, and keeps its exit code.
+func TestScriptMeasures(t *testing.T) {
+	work := `i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done`
+	out, err := exec.Command("sh", "cpu.sh", "sh", "-c", "echo there; sh -c '"+work+"'; exit 7").CombinedOutput()
+	var exit *exec.ExitError
+	require.ErrorAs(t, err, &exit)
+	require.Equal(t, 7, exit.ExitCode())
+	p := &pkgRun{}
+	for line := range strings.Lines(string(out)) {
+		p.output(strings.TrimSuffix(line, "\n"))
+	}
+	require.Equal(t, []string{"there"}, p.lines)
+	require.Positive(t, p.cpu)
+}
+
+// go test ends a test that hangs by SIGQUIT to cpu.sh: the test binary prints its goroutines. It has its input, and its exit code counts.
+func TestScriptPassesSignalsOn(t *testing.T) {
+	if os.Getenv("TESTRUN_HANGS") != "" {
+		b := make([]byte, 5)
+		_, err := io.ReadFull(os.Stdin, b)
+		require.NoError(t, err)
+		fmt.Printf("has %s\n", b)
+		select {}
+	}
+	for sent, want := range map[os.Signal]struct {
+		code int
+		text string
+	}{unix.SIGQUIT: {2, "TestScriptPassesSignalsOn"}, unix.SIGTERM: {128 + 15, ""}, unix.SIGINT: {128 + 15, ""}} {
+		if signal.Ignored(sent) {
+			t.Logf("%v is ignored here, as for programs in the background: a shell cannot change that", sent)
+			continue
+		}
+		cmd := exec.Command("sh", "cpu.sh", os.Args[0], "-test.run", "^TestScriptPassesSignalsOn$")
+		cmd.Env = append(os.Environ(), "TESTRUN_HANGS=1")
+		cmd.Stdin = strings.NewReader("input")
+		out, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		var traces strings.Builder
+		cmd.Stderr = &traces
+		require.NoError(t, cmd.Start())
+		lines := bufio.NewScanner(out)
+		require.True(t, lines.Scan())
+		require.Equal(t, "has input", lines.Text())
+		require.NoError(t, cmd.Process.Signal(sent))
+		last := ""
+		for lines.Scan() {
+			last = lines.Text()
+		}
+		var exit *exec.ExitError
+		require.ErrorAs(t, cmd.Wait(), &exit)
+		require.Equal(t, want.code, exit.ExitCode(), "%v", sent)
+		require.Contains(t, traces.String(), want.text)
+		require.Regexp(t, `^\d+m[\d.]+s \d+m[\d.]+s$`, last, "the times are printed")
+	}
 }
 
 func TestFailureIsPrintedAndRepeated(t *testing.T) {

@@ -9,5 +9,5 @@ import (
 
 // Groups are all metrics that a process of this project can serve.
 func Groups() []*metrics.Group {
-	return []*metrics.Group{metrics.Process, TableGroup, ControllerGroup, NodeGroup, prom.Group, trees.Group, GatewayGroup, worker.Group}
+	return []*metrics.Group{metrics.Process, TableGroup, ControllerGroup, NodeGroup, prom.Group, trees.Group, GatewayGroup, PagerGroup, FlightGroup, worker.Group}
 }

@@ -28,6 +28,7 @@ var (
 	nodeRegistrations = NodeGroup.Counter("quarry_node_registrations_total", "Registrations with a controller: one at the start, one after each change of the leader.", "node")
 	nodeSessions      = NodeGroup.Gauge("quarry_node_sessions", "Sessions that have lanes here.", "node")
 	nodeLanes         = NodeGroup.Gauge("quarry_node_lanes", "Connections of sessions' lanes, by provider.", "node", "provider")
+	nodeWatched       = NodeGroup.Gauge("quarry_node_watched_words", "Objects, by their version words, that clients watch here. A node watches at most 262144, one session a quarter of them.", "node")
 	nodeAdmitted      = NodeGroup.Counter("quarry_node_admitted_lanes_total", "Lanes admitted.", "node")
 	nodeBadTickets    = NodeGroup.Counter("quarry_node_bad_tickets_total", "Tickets refused: not of this cluster, or of a session that has ended.", "node")
 	nodeFenced        = NodeGroup.Counter("quarry_node_fenced_sessions_total", "Sessions with lanes here that were fenced.", "node")
@@ -37,6 +38,7 @@ var (
 	nodeChains        = NodeGroup.Counter("quarry_node_chains_total", "Chains of verbs executed.", "node")
 	nodeVerbs         = NodeGroup.Counter("quarry_node_verbs_total", "Verbs executed.", "node")
 	nodeRead          = NodeGroup.Counter("quarry_node_read_bytes_total", "Bytes READ from the node's memory.", "node")
+	nodeVerified      = NodeGroup.Counter("quarry_node_verified_bytes_total", "Bytes of the node's memory of which clients asked for the hash (VERIFY), and which were not moved.", "node")
 	nodeWritten       = NodeGroup.Counter("quarry_node_written_bytes_total", "Bytes WRITTEN to the node's memory.", "node")
 	nodeRefusals      = NodeGroup.Counter("quarry_node_refused_verbs_total", "Verbs refused, by cause; over shm they are counted without a cause, in quarry_node_refusals_total.", "node", "cause").Rarely()
 	nodeRefused       = NodeGroup.Counter("quarry_node_refusals_total", "Verbs refused by all providers.", "node")
@@ -50,7 +52,10 @@ var (
 	nodeRegions       = NodeGroup.Gauge("quarry_node_regions", "Replicas served, or closed while something is done with them.", "node", "state")
 	nodeScrubbed      = NodeGroup.Counter("quarry_node_scrubbed_slabs_total", "Slabs that scrubs after fences have looked at, of regions whose primary is here.", "node")
 	nodeScrubFindings = NodeGroup.Counter("quarry_node_scrub_findings_total", "What scrubs have found that dead sessions had left, and settled: reservation, map_bit (of a slab that no session held), block_header (half formatted).", "node", "found")
+	nodeExecuted      = NodeGroup.Counter("quarry_node_executed_total", "Requests of clients to read or change an object here, by outcome: done, unknown, or why not done (conflict, busy, elsewhere, ...).", "node", "outcome")
+	nodeExecTakeovers = NodeGroup.Counter("quarry_node_executed_takeovers_total", "Reservations of fenced sessions that such requests have met and taken over.", "node")
 	nodeReclaimed     = NodeGroup.Counter("quarry_node_reclaimed_blocks_total", "Empty blocks taken back for other size classes, of regions whose primary is here.", "node")
+	nodeAlike         = NodeGroup.Counter("quarry_node_alike_bytes_total", "Bytes of other replicas that a reconcile or copy of a region whose primary is here did not move, because their hash was that of the primary's.", "node")
 	nodeCopied        = NodeGroup.Counter("quarry_node_copied_bytes_total", "Bytes copied to replicas that are rebuilt, of regions whose primary is here.", "node")
 	nodeCalls         = NodeGroup.Histogram("quarry_node_agent_call_duration_seconds", "Commands of controllers, by method and outcome.", "node", "method", "outcome")
 
@@ -102,16 +107,21 @@ func node(ch chan<- prometheus.Metric, n *storagenode.Node) {
 		n   uint64
 	}{
 		{nodeCapacity, s.CapacityBytes}, {nodeHosted, s.HostedBytes}, {nodeResident, s.ResidentBytes}, {nodeRegistrations, s.Registrations},
-		{nodeSessions, uint64(len(s.Sessions))}, {nodeAdmitted, c.Admitted}, {nodeBadTickets, c.BadTickets}, {nodeFenced, c.Fenced},
+		{nodeSessions, uint64(len(s.Sessions))}, {nodeWatched, uint64(s.WatchedWords)}, {nodeAdmitted, c.Admitted}, {nodeBadTickets, c.BadTickets}, {nodeFenced, c.Fenced},
 		{nodeExpelled, expelled}, {nodeKilled, c.Killed}, {nodeRotations, c.Rotations}, {nodeChains, c.Usage.Chains}, {nodeVerbs, c.Usage.Verbs},
-		{nodeRead, c.Usage.ReadBytes}, {nodeWritten, c.Usage.WrittenBytes}, {nodeRefused, c.Usage.Refusals}, {nodeOffences, c.Usage.Offences},
-		{nodeScrubbed, s.Settled.ScrubbedSlabs}, {nodeCopied, s.Settled.CopiedBytes},
-		{nodeReclaimed, s.Settled.Reclaimed},
+		{nodeRead, c.Usage.ReadBytes}, {nodeWritten, c.Usage.WrittenBytes}, {nodeVerified, c.Usage.VerifiedBytes}, {nodeRefused, c.Usage.Refusals}, {nodeOffences, c.Usage.Offences},
+		{nodeScrubbed, s.Settled.ScrubbedSlabs}, {nodeCopied, s.Settled.CopiedBytes}, {nodeAlike, s.Settled.AlikeBytes},
+		{nodeReclaimed, s.Settled.Reclaimed}, {nodeExecTakeovers, s.Executed.Takeovers},
 	} {
 		ch <- v.def.Value(float64(v.n), s.Name)
 	}
 	for found, k := range map[string]uint64{"reservation": s.Settled.Reservations, "map_bit": s.Settled.MapBits, "block_header": s.Settled.BlockHeaders} {
 		ch <- nodeScrubFindings.Value(float64(k), s.Name, found)
+	}
+	ch <- nodeExecuted.Value(float64(s.Executed.Done), s.Name, "done")
+	ch <- nodeExecuted.Value(float64(s.Executed.Unknown), s.Name, "unknown")
+	for reason, k := range s.Executed.NotDone {
+		ch <- nodeExecuted.Value(float64(k), s.Name, reason)
 	}
 	ch <- nodeFSBytes.Value(float64(s.FileSystem.Bytes), s.Name, s.FileSystem.Kind)
 	ch <- nodeFSAvailable.Value(float64(s.FileSystem.AvailableBytes), s.Name, s.FileSystem.Kind)

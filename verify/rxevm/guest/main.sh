@@ -78,6 +78,11 @@ if [ -n "$pmem" ]; then
 	err=$(mount -o dax=always /dev/pmem0 "$pmem" 2>&1) || fail "mount: $err"
 fi
 
+# Both machines write the same description of the namespace. Its page structures are in each machine's own memory.
+if [ -n "$shared" ]; then
+	err=$(ndctl create-namespace -f -e namespace0.0 --mode=devdax --map=mem --align=4k 2>&1) || fail "shared devdax: $err"
+fi
+
 # Pipes, not the ports themselves: a port can be opened only once, so a command
 # that writes to /dev/stderr would be refused.
 mkfifo /run/rxevm/stdout /run/rxevm/stderr

@@ -30,6 +30,7 @@ func main() {
 	flag.IntVar(&cfg.Nodes, "nodes", 0, "storage nodes (default 4)")
 	flag.IntVar(&cfg.Replicas, "replicas", 0, "replicas of each object (default 2)")
 	flag.StringVar(&slab, "slab", "pair", "slabs of objects and of nodes of the tree: pair, or staged with -replicas 1")
+	flag.BoolVar(&cfg.OpenWords, "open-words", false, "regions with open words, and clients that read at all replicas")
 	flag.DurationVar(&cfg.Lease, "lease", 0, "lease of sessions (default 3s)")
 	flag.DurationVar(&cfg.Pace, "pace", 0, "mean time between operations of a thread (default 2ms)")
 	flag.BoolVar(&cfg.Durable, "durable", false, "durable objects in all runs, not only in those of the fault power")

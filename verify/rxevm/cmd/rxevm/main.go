@@ -77,6 +77,7 @@ func parse(args []string) (parsed, error) {
 	fs.IntVar(&p.job.MemoryMiB, "memory-mib", 2048, "memory of each machine")
 	fs.IntVar(&p.job.CPUs, "cpus", 2, "processors of each machine")
 	fs.IntVar(&p.job.PmemMiB, "pmem-mib", 0, "size of each of two NVDIMMs, one a DAX file system and one a device (PMEM_FSDAX, PMEM_DEVDAX)")
+	fs.IntVar(&p.job.SharedMiB, "shared-mib", 0, "with --two, size of an NVDIMM that both machines have (PMEM_SHARED)")
 	fs.Var(&env, "env", "`NAME=value` added to the environment; may be repeated")
 	fs.DurationVar(&p.timeout, "timeout", 5*time.Minute, "limit for boot and command together")
 	fs.StringVar(&p.setup.Kernel, "kernel", "", "kernel `version` (default the newest cached, else the newest available)")

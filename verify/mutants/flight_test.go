@@ -1,0 +1,53 @@
+package mutants
+
+// flightTest is a directed test of the Flight server.
+func flightTest(name string) run { return tests("gateway/flight", "^"+name+"$") }
+
+var flightMutants = []mutant{
+	{
+		name: "flight: ticket of any caller", what: "takes a ticket that was made for a caller with another token",
+		edits: []edit{{"gateway/flight.principal.mac", `ticketLabel + p.token`, `ticketLabel`}},
+		runs:  []run{flightTest("TestRightsAreThoseOfTheCaller")},
+	},
+	{
+		name: "flight: own session for a caller", what: "opens a caller's session with the server's token",
+		edits: []edit{{"client.(*Client).ConnectAs", `cfg.Token, cfg.Tenant, cfg.ReadOnly, cfg.user, cfg.job = token, tenant, readOnly, "", 0`, `cfg.Tenant, cfg.ReadOnly = tenant, readOnly`}},
+		runs:  []run{flightTest("TestRightsAreThoseOfTheCaller")},
+	},
+	{
+		name: "flight: name not looked up", what: "gives a caller a tree that it has open without a look at its rights to the name, and at what the name stands for",
+		edits: []edit{{"gateway/flight.(*caller).tree", `t.Entry().Ref == n.Ref`, `n.Ref == n.Ref`}},
+		runs:  []run{flightTest("TestBadTickets")},
+	},
+	{
+		name: "flight: ticket of a former tree", what: "reads a tree that has taken the place of the ticket's",
+		edits: []edit{{"gateway/flight.(*Server).ticketOf", `now != k.Root`, `false && now != k.Root`}},
+		runs:  []run{flightTest("TestBadTickets")},
+	},
+	{
+		name: "flight: last entry again", what: "begins a batch with the last key of the one before",
+		edits: []edit{{"gateway/flight.(*reader).fill", `r.next = append(last, 0)`, `r.next = last`}},
+		runs:  []run{flightTest("TestBatchesAreBounded")},
+	},
+	{
+		name: "flight: full batch is the end", what: "ends a stream with its first full batch",
+		edits: []edit{{"gateway/flight.(*reader).fill", `if r.ended = false; r.b.rows == 0`, `if r.b.rows == 0`}},
+		runs:  []run{flightTest("TestATreeIsWhatAScanGives")},
+	},
+	{
+		name: "flight: unknown is not done", what: "says of a put with an unknown outcome that it is not done",
+		edits: []edit{{"gateway/flight.tally", `errors.Is(err, client.ErrUnknown)`, `false && errors.Is(err, client.ErrUnknown)`}},
+		runs:  []run{flightTest("TestPutsAreCounted")},
+	},
+	{
+		name: "flight: inflated batches", what: "lets package ipc inflate a batch to any size",
+		edits: []edit{{"gateway/flight.checkMessage", `h.Offset(batchCodec) != 0`, `false`}},
+		runs:  []run{flightTest("TestBatchesThatAreRefused")},
+	},
+	{
+		name: "flight: memory is not waited for", what: "fills a batch although other streams have all memory",
+		edits: []edit{{"gateway/flight.(*budget).try", `len(b.waiting) > 0 || b.left < n`, `false && b.left < n`}},
+		slow:  true, // the streams wait as long as the test does
+		runs:  []run{flightTest("TestStreamsShareMemory")},
+	},
+}
