@@ -420,7 +420,8 @@ func (w *world) quiet() bool {
 			}
 		}
 	}
-	return true
+	// A reclaim that ended in the middle, because its session did, is begun again.
+	return len(w.halfReclaimed()) == 0
 }
 
 func (w *world) whoWaits() string {
