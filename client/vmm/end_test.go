@@ -12,12 +12,13 @@ import (
 	"github.com/quarrystore/quarry/client/space"
 	"github.com/quarrystore/quarry/client/vmm"
 	"github.com/quarrystore/quarry/internal/pagerlink"
+	"github.com/quarrystore/quarry/verify/teststop"
 )
 
 // hang stops a node, which answers no verb over tcp then, until the returned function is called, or the test ends.
 func (k *kit) hang(node string) (goOn func()) {
 	p := k.cluster.Process(node)
-	require.NoError(k, p.Signal(syscall.SIGSTOP))
+	require.NoError(k, teststop.Stop(p.PID()))
 	goOn = func() { require.NoError(k, p.Signal(syscall.SIGCONT)) }
 	k.Cleanup(goOn)
 	return goOn
@@ -72,7 +73,7 @@ func TestPrefetchEnds(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	err = m.Prefetch(ctx, s.Base()+8*mib, 8*mib)
-	require.ErrorContains(t, err, "reading ahead to page")
+	require.ErrorContains(t, err, "pager")
 	require.NoError(t, ctx.Err())
 	goOn()
 	require.Eventually(t, func() bool { return m.Sync(t.Context(), s.Base(), mib) == nil }, patience, 10*time.Millisecond, "the pages are kept until they can be written")

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/quarrystore/quarry/client/space"
 	"github.com/quarrystore/quarry/client/vmm"
+	"github.com/quarrystore/quarry/verify/teststop"
 )
 
 func init() {
@@ -190,22 +190,8 @@ func TestGuardIsKilled(t *testing.T) {
 	c.kill()
 }
 
-// stop stops the pager, and returns when each of its threads has.
-func (h *host) stop() {
-	require.NoError(h, h.pager.Signal(syscall.SIGSTOP))
-	require.Eventually(h, func() bool {
-		states, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", h.pager.PID()))
-		require.NoError(h, err)
-		for _, name := range states {
-			b, err := os.ReadFile(name)
-			require.NoError(h, err)
-			if !strings.Contains(string(b), ") T ") {
-				return false
-			}
-		}
-		return len(states) > 0
-	}, patience, time.Millisecond)
-}
+// stop stops the pager.
+func (h *host) stop() { require.NoError(h, teststop.Stop(h.pager.PID())) }
 
 // guardOf is the child process of a pager.
 func guardOf(t testing.TB, pager int) int {

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/internal/local"
+	"github.com/quarrystore/quarry/verify/teststop"
 )
 
 // pulsed is what is looked at of node list.
@@ -42,7 +43,7 @@ func TestPulseOfProcesses(t *testing.T) {
 	is := func(g pulsed, name, want string) bool { got, _ := g.of(name); return got == want }
 	until("all are alive", func(g pulsed) bool { return is(g, "n1", "alive") && is(g, "n2", "alive") && is(g, "n3", "alive") })
 
-	require.NoError(t, c.Process("n2").Signal(syscall.SIGSTOP))
+	require.NoError(t, teststop.Stop(c.Process("n2").PID()))
 	until("n2 is silent", func(g pulsed) bool { return is(g, "n2", "silent") && is(g, "n1", "alive") })
 	until("and lost, as probes say", func(g pulsed) bool { _, s := g.of("n2"); return s == "silent" })
 	require.NoError(t, c.Process("n2").Signal(syscall.SIGCONT))

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/quarrystore/quarry/coproc"
 	"github.com/quarrystore/quarry/coproc/job"
 	"github.com/quarrystore/quarry/verify/testcluster"
+	"github.com/quarrystore/quarry/verify/teststop"
 )
 
 // halts emits what it gets. In a process of its own it says so and waits, in the phase that its argument names.
@@ -212,7 +214,7 @@ func TestReplaceOutlivesItsWorkers(t *testing.T) {
 					case "kill":
 						_ = p.Process.Kill()
 					case "stop":
-						_ = p.Process.Signal(unix.SIGSTOP)
+						assert.NoError(t, teststop.Stop(p.Process.Pid))
 					case "cut":
 						line.Cut()
 					}

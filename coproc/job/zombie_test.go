@@ -19,6 +19,7 @@ import (
 	"github.com/quarrystore/quarry/coproc/job"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/verify/testcluster"
+	"github.com/quarrystore/quarry/verify/teststop"
 )
 
 // zombie makes an object of each value and emits its Ref. In a process of its own it waits, with all
@@ -90,7 +91,7 @@ func TestStoppedWorkerChangesNothingAfterTheJob(t *testing.T) {
 				p := r.process(time.Hour, transport)
 				j := r.submitOnce(job.Spec{Plugin: plugin, Input: job.Source{Tree: "in"}, Output: "out", MapParts: 1, ReduceParts: 1})
 				p.says("begun")
-				require.NoError(t, p.Process.Signal(unix.SIGSTOP))
+				require.NoError(t, teststop.Stop(p.Process.Pid))
 				r.worker("heir", nil)
 				require.Equal(t, job.Done, r.wait(j.ID).State)
 				tree, err := kv.Open(t.Context(), r.c, "out", btree.Config{})

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -25,6 +24,7 @@ import (
 	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/rdmatest"
 	"github.com/quarrystore/quarry/rdma/shm"
+	"github.com/quarrystore/quarry/verify/teststop"
 )
 
 var signer = keyring.NewSigner([32]byte{4, 5, 6})
@@ -101,20 +101,8 @@ func spawn(t *testing.T, socket, role string) *process {
 	return p
 }
 
-// halt stops the process, every thread of it.
-func (p *process) halt(t *testing.T) {
-	require.NoError(t, p.Process.Signal(syscall.SIGSTOP))
-	require.Eventually(t, func() bool {
-		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.Process.Pid))
-		require.NoError(t, err)
-		for _, name := range threads {
-			if b, err := os.ReadFile(name); err != nil || !strings.Contains(string(b), ") T ") {
-				return false
-			}
-		}
-		return len(threads) > 0
-	}, patience, time.Millisecond)
-}
+// halt stops the process.
+func (p *process) halt(t *testing.T) { require.NoError(t, teststop.Stop(p.Process.Pid)) }
 
 // still fails if a byte of region 1 changes.
 func still(t *testing.T, n *node) {

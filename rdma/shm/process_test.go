@@ -21,6 +21,7 @@ import (
 	"github.com/quarrystore/quarry/rdma/rdmatest"
 	"github.com/quarrystore/quarry/rdma/shm"
 	"github.com/quarrystore/quarry/rdma/tcp"
+	"github.com/quarrystore/quarry/verify/teststop"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
@@ -204,7 +205,7 @@ func TestSecurity08_StoppedProcess(t *testing.T) {
 		a, m, addr := node(t, host.Limits{KillAfter: soon})
 		p := spawn(t, "write", addr)
 		require.Equal(t, "started", p.line(t))
-		require.NoError(t, p.Process.Signal(unix.SIGSTOP))
+		require.NoError(t, teststop.Stop(p.Process.Pid))
 		stopped(t, p.Process.Pid)
 		untouched(t, m, func() error { return a.Fence(t.Context(), 1) })
 		p.Process.Signal(unix.SIGCONT)
@@ -221,7 +222,7 @@ func TestSecurity08_StoppedBesideARotation(t *testing.T) {
 		a, m, addr := node(t, host.Limits{KillAfter: soon})
 		p := spawn(t, "write", addr)
 		require.Equal(t, "started", p.line(t))
-		require.NoError(t, p.Process.Signal(unix.SIGSTOP))
+		require.NoError(t, teststop.Stop(p.Process.Pid))
 		stopped(t, p.Process.Pid)
 		untouched(t, m, func() error { return a.CloseRegion(t.Context(), 1, 1) })
 		first := bytes.Clone(m.Bytes()[:2<<20])

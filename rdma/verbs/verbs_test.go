@@ -26,6 +26,7 @@ import (
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/rdmatest"
+	"github.com/quarrystore/quarry/verify/teststop"
 )
 
 // guard bounds the wait for what must come: it ends a test that hangs, and no other.
@@ -235,7 +236,7 @@ func TestPeerStopped(t *testing.T) {
 	cmd, addr := startPeer(t)
 	d := newDialer(t)
 	_, to := open(t, d, addr, ticket(1, 0, rdma.ReadWrite), 0)
-	require.NoError(t, cmd.Process.Signal(unix.SIGSTOP))
+	require.NoError(t, teststop.Stop(cmd.Process.Pid))
 	for i := range uint64(100) {
 		c := chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) })
 		require.NoError(t, c.Err)

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -25,6 +24,7 @@ import (
 	"github.com/quarrystore/quarry/internal/local"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/verbs"
+	"github.com/quarrystore/quarry/verify/teststop"
 )
 
 // Time limits are generous: the machine may emulate its processors, and a millisecond of work
@@ -81,22 +81,6 @@ func userTicks(t *testing.T, pid int) uint64 {
 	n, err := strconv.ParseUint(f[11], 10, 64)
 	require.NoError(t, err)
 	return n
-}
-
-// stop sends SIGSTOP to a process and returns when all its threads have stopped.
-func stop(t *testing.T, n *local.Process) {
-	require.NoError(t, n.Signal(syscall.SIGSTOP))
-	require.Eventually(t, func() bool {
-		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", n.PID()))
-		require.NoError(t, err)
-		for _, stat := range threads {
-			b, err := os.ReadFile(stat)
-			if err != nil || b[strings.LastIndexByte(string(b), ')')+2] != 'T' {
-				return false
-			}
-		}
-		return len(threads) > 0
-	}, patience, time.Millisecond)
 }
 
 func count(b []byte) ([]byte, error) {
@@ -214,7 +198,7 @@ func TestClusterOnVerbs(t *testing.T) {
 		value(near, ref)
 		const reads = 500
 		for _, n := range c.Nodes {
-			stop(t, n)
+			require.NoError(t, teststop.Stop(n.PID()))
 		}
 		var before, after uint64
 		for _, n := range c.Nodes {
