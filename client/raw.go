@@ -227,13 +227,22 @@ type RawRange struct {
 // HashRaw stores the XXH3-64 of ranges, at most MaxRawBytes together, in one round. The nodes compute them where the
 // transport allows it.
 func (c *Client) HashRaw(ctx context.Context, ranges []RawRange, hashes []uint64) error {
-	return c.onRaw(ctx, KindRead, func(l *raw.Lane) error {
-		list := make([]raw.Range, len(ranges))
-		for i, g := range ranges {
-			list[i] = raw.Range{Region: g.Region, Off: rawOff(g.Off), Bytes: g.Bytes}
-		}
-		return l.Hashes(list, hashes)
-	})
+	return c.onRaw(ctx, KindRead, func(l *raw.Lane) error { return l.Hashes(rawRanges(ranges), hashes) })
+}
+
+// CompareRaw is HashRaw, and stores of each range whether all its replicas have the same bytes, so that they stay the same over failovers. It takes
+// a round for each replica.
+func (c *Client) CompareRaw(ctx context.Context, ranges []RawRange, hashes []uint64, alike []bool) error {
+	return c.onRaw(ctx, KindRead, func(l *raw.Lane) error { return l.Compare(rawRanges(ranges), hashes, alike) })
+}
+
+// rawRanges are ranges with offsets from the start of their regions.
+func rawRanges(ranges []RawRange) []raw.Range {
+	list := make([]raw.Range, len(ranges))
+	for i, g := range ranges {
+		list[i] = raw.Range{Region: g.Region, Off: rawOff(g.Off), Bytes: g.Bytes}
+	}
+	return list
 }
 
 // LoadRaw reads a word of 8 bytes. off is a multiple of 8.

@@ -19,23 +19,56 @@ type Range struct {
 // is not moved where the primary's node computes hashes (VERIFY), and READ where it does not. Bytes that are changed meanwhile count as a Read
 // may return them. No range is empty. An error: the hashes mean nothing.
 func (l *Lane) Hashes(ranges []Range, hashes []uint64) error {
+	return l.hashes(ranges, func(regs []*slab.Region) (again bool, err error) {
+		if again, err = l.hashesAt(ranges, regs, 0); err == nil && !again {
+			l.takeHashes(ranges, regs, 0, func(i int, h uint64) { hashes[i] = h })
+		}
+		return again, err
+	})
+}
+
+// Compare is Hashes, and stores of each range whether all replicas have the same bytes, and none of them is being rebuilt. It takes a round
+// for each replica. Where nobody writes meanwhile, such a range stays the same over failovers; that of a Write whose client died may not.
+func (l *Lane) Compare(ranges []Range, hashes []uint64, alike []bool) error {
+	return l.hashes(ranges, func(regs []*slab.Region) (again bool, err error) {
+		for k := range slab.MaxListed {
+			if again, err = l.hashesAt(ranges, regs, k); err != nil || again {
+				return again, err
+			}
+			l.takeHashes(ranges, regs, k, func(i int, h uint64) {
+				if k == 0 {
+					hashes[i], alike[i] = h, true
+				}
+				alike[i] = alike[i] && h == hashes[i] && !regs[i].Rebuilding[k]
+			})
+		}
+		return false, nil
+	})
+}
+
+// hashes runs a call of Hashes or Compare until it need not be made again.
+func (l *Lane) hashes(ranges []Range, f func(regs []*slab.Region) (again bool, err error)) error {
 	if sum := rangeBytes(ranges); sum > MaxBatch {
-		return fmt.Errorf("%d bytes at once: at most %d", sum, MaxBatch)
+		return fmt.Errorf("%w: %d bytes at once, at most %d", ErrLimit, sum, MaxBatch)
 	}
 	for attempt := 1; ; attempt++ {
-		first, err := l.askHashes(ranges)
-		if err != nil || first == nil {
-			return err
+		regs := make([]*slab.Region, len(ranges))
+		for i, g := range ranges {
+			var err error
+			if regs[i], err = l.region(g.Region, g.Off, g.Bytes); err != nil {
+				return err
+			}
+			if g.Bytes == 0 {
+				return fmt.Errorf("region %d: hash of an empty range at %#x: %w", g.Region, g.Off, ErrOutside)
+			}
 		}
-		l.lane.Do()
-		if l.lane.Round().Err() == nil {
-			l.takeHashes(ranges, hashes)
-			return l.answer()
+		again, err := f(regs)
+		if err == nil && !again {
+			err = l.answer()
+		} else if err == nil {
+			err = l.port.Pause(attempt)
 		}
-		if err := l.lane.Settle(first); err != nil {
-			return err
-		}
-		if err := l.port.Pause(attempt); err != nil {
+		if err != nil || !again {
 			return err
 		}
 	}
@@ -50,28 +83,22 @@ func rangeBytes(ranges []Range) (sum uint64) {
 	return sum
 }
 
-// askHashes builds the round of Hashes, with a verb for each range in their order. first is the first region, nil without ranges.
-func (l *Lane) askHashes(ranges []Range) (first *slab.Region, _ error) {
-	regs := make([]*slab.Region, len(ranges))
-	for i, g := range ranges {
-		var err error
-		if regs[i], err = l.region(g.Region, g.Off, g.Bytes); err != nil {
-			return nil, err
-		}
-		if g.Bytes == 0 {
-			return nil, fmt.Errorf("region %d: hash of an empty range at %#x: %w", g.Region, g.Off, ErrOutside)
-		}
-	}
+// hashesAt asks replica k for the ranges that it has, with a verb for each in their order. again: not all were answered, and nothing that was
+// posted can run any more.
+func (l *Lane) hashesAt(ranges []Range, regs []*slab.Region, k int) (again bool, _ error) {
 	buf, err := l.buffer(0)
 	if err != nil {
-		return nil, err
+		return false, err
 	}
 	r := l.lane.Round()
 	r.Reset()
 	var c *rdma.Chain
 	at := uint64(0)
 	for i, g := range ranges {
-		to := regs[i].P()
+		if k >= regs[i].N {
+			continue
+		}
+		to := regs[i].To[k]
 		if c == nil || c.To != to || len(c.Verbs) == rdma.MaxChainVerbs {
 			c = r.Chain(to)
 		}
@@ -82,22 +109,33 @@ func (l *Lane) askHashes(ranges []Range) (first *slab.Region, _ error) {
 		}
 		at += g.Bytes
 	}
-	if len(regs) > 0 {
-		first = regs[0]
+	if r.Len() == 0 {
+		return false, nil
 	}
-	return first, nil
+	l.lane.Do()
+	if r.Err() == nil {
+		return false, nil
+	}
+	return true, l.lane.Settle(regs[0])
 }
 
-// takeHashes reads the answers of the round that askHashes has built.
-func (l *Lane) takeHashes(ranges []Range, hashes []uint64) {
+// takeHashes calls f with the answers of the round that hashesAt has run.
+func (l *Lane) takeHashes(ranges []Range, regs []*slab.Region, k int, f func(i int, hash uint64)) {
 	r := l.lane.Round()
-	i := 0
-	for k := range r.Len() {
-		for _, v := range r.At(k).Verbs {
-			if hashes[i] = v.Old; v.Op == rdma.Read {
-				hashes[i] = rdma.Hash(v.Buf, 0)
-			}
-			i++
+	chain, verb := 0, 0
+	for i := range ranges {
+		if k >= regs[i].N {
+			continue
+		}
+		if verb == len(r.At(chain).Verbs) {
+			chain, verb = chain+1, 0
+		}
+		v := &r.At(chain).Verbs[verb]
+		verb++
+		if v.Op == rdma.Read {
+			f(i, rdma.Hash(v.Buf, 0))
+		} else {
+			f(i, v.Old)
 		}
 	}
 }

@@ -364,3 +364,43 @@ func TestHashes(t *testing.T) {
 	}
 	require.ErrorContains(t, l.Hashes([]raw.Range{{1, data, raw.MaxBatch}, {1, data, 1}}, make([]uint64, 2)), "at most")
 }
+
+// TestCompare: a range is alike where every replica has the same bytes and none is being rebuilt, in a round for each replica.
+func TestCompare(t *testing.T) {
+	for _, computes := range []bool{true, false} {
+		w := slabtest.New(t, 3)
+		p, l := lane(t, w, 1)
+		require.NoError(t, l.Write([]raw.Piece{{1, data, []byte("some bytes")}}))
+		v := p.View()
+		for k := range v.To[:v.N] {
+			v.To[k].Window.Verifies = computes
+		}
+		ranges := []raw.Range{{1, data, 4096}, {1, data + 4096, 4096}, {1, data + 8192, 4096}}
+		compare := func() (hashes []uint64, alike []bool) {
+			hashes, alike = make([]uint64, 3), make([]bool, 3)
+			before := p.Rounds()
+			require.NoError(t, l.Compare(ranges, hashes, alike))
+			require.Equal(t, 3, p.Rounds()-before)
+			return hashes, alike
+		}
+		want := make([]uint64, 3)
+		require.NoError(t, l.Hashes(ranges, want))
+		hashes, alike := compare()
+		require.Equal(t, want, hashes)
+		require.Equal(t, []bool{true, true, true}, alike)
+
+		w.Nodes[1].Memory.Bytes()[data+4096] = 1 // as a Write leaves it whose client died
+		w.Nodes[2].Memory.Bytes()[data+8192] = 1
+		hashes, alike = compare()
+		require.Equal(t, want, hashes, "those of the primary")
+		require.Equal(t, []bool{true, false, false}, alike)
+
+		require.NoError(t, l.Write([]raw.Piece{{1, data + 4096, make([]byte, 8192)}}))
+		v.Rebuilding[2] = true
+		_, alike = compare()
+		require.Equal(t, []bool{false, false, false}, alike, "a replica that is being rebuilt may miss what a dead client wrote")
+	}
+	_, l := lane(t, slabtest.New(t, 2), 1)
+	require.ErrorIs(t, l.Compare([]raw.Range{{1, data - 8, 8}}, make([]uint64, 1), make([]bool, 1)), raw.ErrOutside)
+	require.ErrorIs(t, l.Compare([]raw.Range{{1, data, raw.MaxBatch}, {1, data, 1}}, make([]uint64, 2), make([]bool, 2)), raw.ErrLimit)
+}

@@ -47,11 +47,11 @@ func (s *Space) WritePieces(ctx context.Context, pieces []Piece) error {
 		if _, _, err := s.find(ctx, p.Address, uint64(len(p.Bytes))); err != nil {
 			return err
 		}
-		cut, err := s.pieces(ctx, p.Bytes, p.Address)
-		if err != nil {
+		var err error
+		if list, err = s.pieces(ctx, list, p.Bytes, p.Address); err != nil {
 			return err
 		}
-		list, sum = append(list, cut...), sum+len(p.Bytes)
+		sum += len(p.Bytes)
 	}
 	if sum > client.MaxRawBytes {
 		return fmt.Errorf("%w: %d bytes in one round: at most %d", client.ErrArgument, sum, client.MaxRawBytes)
@@ -62,23 +62,45 @@ func (s *Space) WritePieces(ctx context.Context, pieces []Piece) error {
 // Hashes stores the XXH3-64 of each part of n bytes from an address on, of at most client.MaxRawBytes together, in one round: as ReadAt might
 // return them. No part lies over the border of regions.
 func (s *Space) Hashes(ctx context.Context, va, n uint64, hashes []uint64) error {
-	if err := ctx.Err(); err != nil {
+	list, err := s.ranges(ctx, va, n, len(hashes))
+	if err != nil {
 		return err
 	}
-	if len(hashes) > 0 && n > client.MaxRawBytes/uint64(len(hashes)) {
-		return fmt.Errorf("%w: %d hashes of %d bytes in one round: at most %d bytes", client.ErrArgument, len(hashes), n, client.MaxRawBytes)
+	return s.c.HashRaw(ctx, list, hashes)
+}
+
+// Compare is Hashes, and stores of each part whether all replicas have the same bytes, and none is being rebuilt: if nobody writes, they stay
+// the same over failovers. A Write that failed, or whose client died, may leave a part otherwise. It takes a round for each replica.
+func (s *Space) Compare(ctx context.Context, va, n uint64, hashes []uint64, alike []bool) error {
+	list, err := s.ranges(ctx, va, n, len(hashes))
+	if err != nil {
+		return err
 	}
-	list := make([]client.RawRange, len(hashes))
-	for i := range hashes {
+	if len(alike) != len(hashes) {
+		return fmt.Errorf("%w: %d hashes and %d answers", client.ErrArgument, len(hashes), len(alike))
+	}
+	return s.c.CompareRaw(ctx, list, hashes, alike)
+}
+
+// ranges are so many parts of n bytes from an address on.
+func (s *Space) ranges(ctx context.Context, va, n uint64, parts int) ([]client.RawRange, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if parts > 0 && n > client.MaxRawBytes/uint64(parts) {
+		return nil, fmt.Errorf("%w: %d hashes of %d bytes in one round: at most %d bytes", client.ErrArgument, parts, n, client.MaxRawBytes)
+	}
+	list := make([]client.RawRange, parts)
+	for i := range list {
 		at := va + uint64(i)*n
 		r, off, err := s.find(ctx, at, n)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if off+n > r.DataBytes {
-			return fmt.Errorf("%w: %d bytes at %#x lie in two regions", client.ErrArgument, n, at)
+			return nil, fmt.Errorf("%w: %d bytes at %#x lie in two regions", client.ErrArgument, n, at)
 		}
 		list[i] = client.RawRange{Region: r.ID, Off: off, Bytes: n}
 	}
-	return s.c.HashRaw(ctx, list, hashes)
+	return list, nil
 }

@@ -248,10 +248,12 @@ func (s *Space) find(ctx context.Context, va, n uint64) (client.RawRegion, uint6
 	return r, (va - l.base) % l.each, nil
 }
 
-// pieces cuts a range at the borders of regions.
+// pieceLists are lists for calls, which use them again.
+var pieceLists = sync.Pool{New: func() any { return new([]client.RawPiece) }}
+
+// pieces appends a range to out, cut at the borders of regions.
 // Preconditions: the range is in the space.
-func (s *Space) pieces(ctx context.Context, p []byte, va uint64) ([]client.RawPiece, error) {
-	var out []client.RawPiece
+func (s *Space) pieces(ctx context.Context, out []client.RawPiece, p []byte, va uint64) ([]client.RawPiece, error) {
 	for len(p) > 0 {
 		r, off, err := s.find(ctx, va, 1)
 		if err != nil {
@@ -272,12 +274,15 @@ func (s *Space) each(ctx context.Context, p []byte, va uint64, f func([]client.R
 	if _, _, err := s.find(ctx, va, uint64(len(p))); err != nil {
 		return 0, err
 	}
+	list := pieceLists.Get().(*[]client.RawPiece)
+	defer pieceLists.Put(list)
 	for done < len(p) {
 		part := p[done:min(len(p), done+client.MaxRawBytes)]
-		list, err := s.pieces(ctx, part, va+uint64(done))
+		*list, err = s.pieces(ctx, (*list)[:0], part, va+uint64(done))
 		if err == nil {
-			err = f(list)
+			err = f(*list)
 		}
+		clear(*list)
 		if err != nil {
 			return done, err
 		}
