@@ -1,0 +1,137 @@
+package pool
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/client/space"
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// PartBytes is what Sync, Restore and Check compare at once by a hash, and move if it differs.
+const PartBytes = 64 << 10
+
+// parts is how many hashes one round asks for.
+const parts = client.MaxRawBytes / PartBytes
+
+// Report is the answer of Check, Sync and Restore.
+type Report struct {
+	Bytes   uint64 `json:"bytes"`   // compared
+	Differ  uint64 `json:"differ"`  // bytes of the parts in which the local memory differs from the pool
+	Unalike uint64 `json:"unalike"` // bytes of the parts that not all replicas have, or have alike
+}
+
+// Same says that the pool and all its replicas are as the local memory is.
+func (r Report) Same() bool { return r.Differ == 0 && r.Unalike == 0 }
+
+// compare calls f for each part of the local memory, in order, and progress behind each round.
+func compare(ctx context.Context, s *space.Space, local []byte, progress func(done uint64), f func(off, n uint64, same, alike bool) error) error {
+	var hashes [parts]uint64
+	var alike [parts]bool
+	for off := 0; off < len(local); {
+		n := min(PartBytes, len(local)-off)
+		count := max(1, min(parts, (len(local)-off)/PartBytes))
+		if err := s.Compare(ctx, s.Base()+uint64(off), uint64(n), hashes[:count], alike[:count]); err != nil {
+			return err
+		}
+		for i := range count {
+			if err := f(uint64(off), uint64(n), rdma.Hash(local[off:off+n], 0) == hashes[i], alike[i]); err != nil {
+				return err
+			}
+			off += n
+		}
+		if progress != nil {
+			progress(uint64(off))
+		}
+	}
+	return nil
+}
+
+// note counts a part.
+func (r *Report) note(n uint64, same, alike bool) {
+	r.Bytes += n
+	if !same {
+		r.Differ += n
+	}
+	if !alike {
+		r.Unalike += n
+	}
+}
+
+// Check compares local memory with a pool, which may be open, and changes nothing. progress may be nil. ErrMismatch: the sizes differ.
+func Check(ctx context.Context, c *client.Client, name string, local []byte, progress func(done uint64)) (r Report, err error) {
+	if err := ctx.Err(); err != nil {
+		return r, err
+	}
+	i, err := Stat(ctx, c, name)
+	switch {
+	case err != nil:
+		return r, err
+	case i.State != Ready:
+		return r, fmt.Errorf("%w: pool %q: %s", ErrUnfinished, name, i.State)
+	case i.Bytes != uint64(len(local)):
+		return r, fmt.Errorf("%w: pool %q has %d bytes, the local memory %d", ErrMismatch, name, i.Bytes, len(local))
+	}
+	s, err := space.Open(ctx, c, i.Space)
+	if err != nil {
+		return r, err
+	}
+	return r, compare(ctx, s, local, progress, func(_, n uint64, same, alike bool) error { r.note(n, same, alike); return nil })
+}
+
+// Sync makes the pool, at every replica, as the local memory is, which nobody changes meanwhile. progress, if it is not nil, gets how many bytes
+// have been compared. After an error the pool is Dirty, and Sync can be called again.
+func (p *Pool) Sync(ctx context.Context, progress func(done uint64)) (Report, error) {
+	return p.whole(ctx, progress, func(ctx context.Context, off, n uint64, same, alike bool) error {
+		if same && alike {
+			return nil
+		}
+		return p.send(ctx, off, n)
+	})
+}
+
+// Restore makes the local memory as the pool is. It does not flush the local memory. After an error the local memory is the pool's in part.
+func (p *Pool) Restore(ctx context.Context, progress func(done uint64)) (Report, error) {
+	return p.whole(ctx, progress, func(ctx context.Context, off, n uint64, same, alike bool) error {
+		if !same {
+			if _, err := p.s.Read(ctx, p.local[off:off+n], p.base+off); err != nil {
+				return err
+			}
+		}
+		if alike {
+			return nil
+		}
+		return p.send(ctx, off, n) // or else another replica would show other bytes after a failover
+	})
+}
+
+// whole runs f over the parts of the pool, and has it on stable storage if the pool is durable: the bytes of a former owner's last Persist may be at
+// the replicas and not be flushed.
+func (p *Pool) whole(ctx context.Context, progress func(done uint64), f func(ctx context.Context, off, n uint64, same, alike bool) error) (r Report, err error) {
+	if err := ctx.Err(); err != nil {
+		return r, err
+	}
+	if err := p.enter(0, p.Bytes()); err != nil {
+		return r, err
+	}
+	defer p.mu.RUnlock()
+	ctx, cancel := p.claim.within(ctx)
+	defer cancel()
+	failed := p.failed.Load()
+	p.dirty.Store(true)
+	err = compare(ctx, p.s, p.local, progress, func(off, n uint64, same, alike bool) error {
+		r.note(n, same, alike)
+		return f(ctx, off, n, same, alike)
+	})
+	if err == nil {
+		err = p.s.Flush(ctx, p.base, p.Bytes())
+	}
+	if err != nil {
+		return r, p.claim.because(err)
+	}
+	if p.failed.Load() == failed {
+		p.dirty.Store(false)
+	}
+	return r, nil
+}

@@ -1,0 +1,164 @@
+package pool
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+
+	"github.com/quarrystore/quarry/client"
+)
+
+// NameKind is the kind of a pool's name.
+const NameKind = "pool"
+
+// noteKey is the note of the name's entry with the state of the pool.
+const noteKey = "pool"
+
+// States of a pool.
+const (
+	Making   = "making"   // Create has not returned
+	Ready    = "ready"    // it can be opened
+	Removing = "removing" // Remove has begun
+)
+
+// note is the state of a pool. Each change of it is one change of the name's entry.
+type note struct {
+	State string         `json:"state"`
+	Space string         `json:"space"`           // another one for each Create of the name
+	Owner client.Session `json:"owner"`           // Serial 0: nobody has it open
+	Token string         `json:"token,omitempty"` // of the call that took it, for sessions that try twice
+	Dirty bool           `json:"dirty,omitempty"` // it was not closed in order, or a Persist failed
+}
+
+// lookup finds a pool.
+func lookup(ctx context.Context, c *client.Client, name string) (e client.Name, n note, err error) {
+	if e, err = c.Names().Lookup(ctx, name); err != nil {
+		return e, n, err
+	}
+	if e.Kind != NameKind {
+		return e, n, fmt.Errorf("%w: name %q is of a %s", ErrNotPool, name, e.Kind)
+	}
+	if err = json.Unmarshal([]byte(e.Notes[noteKey]), &n); err != nil {
+		return e, n, fmt.Errorf("%w: name %q: its note is damaged: %w", ErrNotPool, name, err)
+	}
+	return e, n, nil
+}
+
+// with is the entry with another state.
+func (n note) with(e client.Name) client.Name {
+	b, err := json.Marshal(n)
+	if err != nil {
+		panic(err) // plain data
+	}
+	e.Notes = maps.Clone(e.Notes)
+	if e.Notes == nil {
+		e.Notes = map[string]string{}
+	}
+	e.Notes[noteKey] = string(b)
+	return e
+}
+
+// claim is the ownership of a pool by a session.
+type claim struct {
+	c     *client.Client
+	bound context.Context // its calls change memory under the session alone
+	end   context.CancelFunc
+	me    client.Session
+	e     client.Name // as it was last read or changed
+	n     note
+}
+
+// bind begins a claim under the Client's session. The claim is nobody's yet.
+func bind(ctx context.Context, c *client.Client) (*claim, error) {
+	k := &claim{c: c}
+	// The caller's context bounds Create and Open, not the use of the pool.
+	long, end := context.WithCancel(context.WithoutCancel(ctx))
+	var err error
+	if k.bound, k.me, err = c.Bind(long); err != nil {
+		end()
+		return nil, err
+	}
+	k.end = end
+	return k, nil
+}
+
+// within is ctx for calls that change memory under the claim's session alone.
+func (k *claim) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	both, cancel := context.WithCancelCause(k.bound)
+	stop := context.AfterFunc(ctx, func() { cancel(ctx.Err()) })
+	return both, func() { stop(); cancel(nil) }
+}
+
+// because adds to an error that the session has ended, if it has: calls tell then that their context has.
+func (k *claim) because(err error) error {
+	if err != nil && k.bound.Err() != nil {
+		return fmt.Errorf("%w: %w", context.Cause(k.bound), err)
+	}
+	return err
+}
+
+// take makes the claim's session the owner of a pool as lookup has found it, and gives it a state. ErrOpen: another session, or another call of
+// this one, has it.
+func (k *claim) take(ctx context.Context, e client.Name, n note, state string) error {
+	if n.Owner.Serial != 0 {
+		if n.Owner.Serial == k.me.Serial {
+			return fmt.Errorf("%w: pool %q, by this client", ErrOpen, e.Name)
+		}
+		fenced, err := k.c.Fenced(ctx, n.Owner)
+		if err != nil {
+			return fmt.Errorf("pool %q: %w", e.Name, err)
+		}
+		if !fenced {
+			return fmt.Errorf("%w: pool %q, by session %d", ErrOpen, e.Name, n.Owner.Number)
+		}
+		n.Dirty = true
+	}
+	n.Owner, n.Token, n.State = k.me, newToken(), state
+	k.e = e
+	err := k.change(ctx, n)
+	if errors.Is(err, client.ErrConflict) {
+		return fmt.Errorf("%w: pool %q, at this moment", ErrOpen, e.Name)
+	}
+	return err
+}
+
+// change gives the pool another note if its entry is as the claim has it.
+// Linearizes at: the change of the entry, by the controllers.
+func (k *claim) change(ctx context.Context, n note) error {
+	ctx, cancel := k.within(ctx)
+	defer cancel()
+	e, err := k.c.Names().Change(ctx, n.with(k.e))
+	if errors.Is(err, client.ErrUnknown) {
+		// If the entry has this note now, the change was made.
+		if now, is, lerr := lookup(ctx, k.c, k.e.Name); lerr == nil && is == n {
+			e, err = now, nil
+		}
+	}
+	if err == nil {
+		k.e, k.n = e, n
+	}
+	return k.because(err)
+}
+
+// release gives the pool up.
+func (k *claim) release(ctx context.Context, dirty bool) error {
+	n := k.n
+	n.Owner, n.Token, n.Dirty = client.Session{}, "", dirty
+	for {
+		err := k.change(ctx, n)
+		if !errors.Is(err, client.ErrConflict) {
+			return err
+		}
+		// The entry has another note of somebody else's, or another revision.
+		e, now, lerr := lookup(ctx, k.c, k.e.Name)
+		if lerr != nil {
+			return lerr
+		}
+		if now != k.n {
+			return err
+		}
+		k.e = e
+	}
+}

@@ -1,0 +1,433 @@
+package pool
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/client/space"
+)
+
+// Errors of this package. They mean that the call has changed nothing.
+var (
+	// ErrNotPool: the name is not that of a pool.
+	ErrNotPool = errors.New("not a pool")
+	// ErrOpen: the pool has an owner.
+	ErrOpen = errors.New("the pool is open")
+	// ErrMismatch: the local memory has another size, or the pool other attributes, than the caller expects.
+	ErrMismatch = errors.New("the pool does not match")
+	// ErrUnfinished: Create or Remove of the pool did not return. Remove it.
+	ErrUnfinished = errors.New("the pool is not whole")
+	// ErrRange: the range is not in the pool. It is also a client.ErrArgument.
+	ErrRange = fmt.Errorf("%w: range outside of the pool", client.ErrArgument)
+	// ErrNotDurable: the pool is in memory that does not survive a loss of power.
+	ErrNotDurable = errors.New("the pool is not durable")
+	// ErrClosed: Close was called.
+	ErrClosed = errors.New("the pool is closed")
+)
+
+// MaxNameBytes is how long the name of a pool can be.
+const MaxNameBytes = 200
+
+// Options of a new pool.
+type Options struct {
+	Attr        Attr
+	Replicas    int    // 0: as client.Config.Replicas, and the cluster's default
+	RegionBytes uint64 // as space.Options.RegionBytes
+	Durable     bool   // what Persist acknowledges survives a loss of power
+}
+
+// Pool is an open pool, whose owner is the Client's session. Safe for concurrent use.
+type Pool struct {
+	c     *client.Client
+	local []byte
+	s     *space.Space
+	base  uint64
+	claim *claim
+	// dirty: the pool may lack bytes of the local memory. failed counts the Persists that failed.
+	dirty  atomic.Bool
+	failed atomic.Uint64
+
+	mu     sync.RWMutex // held for writing by Close
+	closed bool
+	attr   Attr // changed under mu
+}
+
+// newToken tells the calls of a session, and the spaces of a name, apart.
+func newToken() string {
+	var b [8]byte
+	rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+// Create makes a pool of the size of the local memory and opens it. The pool is all zero and Dirty: Sync sends it what the memory holds.
+//
+// Errors: client.ErrNameExists; client.ErrNoSpace; client.ErrUnknown: a pool that is not whole may be left, for Remove.
+func Create(ctx context.Context, c *client.Client, name string, local []byte, o Options) (*Pool, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if len(name) > MaxNameBytes {
+		return nil, fmt.Errorf("%w: the name of a pool has at most %d bytes, not %d", client.ErrArgument, MaxNameBytes, len(name))
+	}
+	if len(local) == 0 {
+		return nil, fmt.Errorf("%w: a pool of 0 bytes", client.ErrArgument)
+	}
+	if c.ReadOnly() {
+		return nil, client.ErrReadOnly
+	}
+	k, err := bind(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	p := &Pool{c: c, local: local, claim: k, attr: o.Attr}
+	p.dirty.Store(true)
+	if err := p.make(ctx, name, o); err != nil {
+		k.end()
+		return nil, err
+	}
+	return p, nil
+}
+
+// make makes the object, the name and the space, in this order: what is there of a pool can be found by its name.
+func (p *Pool) make(ctx context.Context, name string, o Options) (err error) {
+	k := p.claim
+	ctx, cancel := k.within(ctx)
+	defer cancel()
+	durability := client.Volatile
+	if o.Durable {
+		durability = client.Durable
+	}
+	h := head{magic, uint64(len(p.local)), o.Attr}
+	ref, err := p.c.Alloc(ctx, h.encode(), client.AllocOptions{Replicas: o.Replicas, Durability: durability})
+	if err != nil {
+		return err
+	}
+	token := newToken()
+	k.n = note{State: Making, Space: "pool/" + name + "/" + token, Owner: k.me, Token: token, Dirty: true}
+	made, err := p.c.Names().CreateMany(ctx, []client.Name{k.n.with(client.Name{Name: name, Kind: NameKind, Ref: ref})})
+	if errors.Is(err, client.ErrUnknown) {
+		if e, n, lerr := lookup(ctx, p.c, name); lerr == nil && n == k.n {
+			made, err = []client.Name{e}, nil
+		}
+	}
+	if err != nil {
+		if !errors.Is(err, client.ErrUnknown) {
+			_ = p.c.Free(ctx, ref) // of no use to anybody
+		}
+		return err
+	}
+	k.e = made[0]
+	if p.s, err = space.Create(ctx, p.c, k.n.Space, uint64(len(p.local)), space.Options{Replicas: o.Replicas, RegionBytes: o.RegionBytes, Durable: o.Durable}); err == nil {
+		p.base = p.s.Base()
+		ready := k.n
+		ready.State = Ready
+		err = k.change(ctx, ready)
+	}
+	if err == nil {
+		return nil
+	}
+	if uerr := k.unmake(ctx); uerr != nil {
+		err = fmt.Errorf("%w: pool %q may be left, and is not whole: remove it: %w", client.ErrUnknown, name, errors.Join(err, uerr))
+	}
+	return err
+}
+
+// unmake removes what there is of a pool, the name at last, so that it can be called again.
+func (k *claim) unmake(ctx context.Context) error {
+	if err := space.Delete(ctx, k.c, k.n.Space); err != nil && !errors.Is(err, client.ErrNoName) {
+		return err
+	}
+	if err := k.c.Free(ctx, k.e.Ref); err != nil && !errors.Is(err, client.ErrFreed) {
+		return err
+	}
+	return k.c.Names().Delete(ctx, k.e.Name, k.e.Revision)
+}
+
+// Open opens a pool with local memory of its size. attr, unless it is nil, is what the pool's attributes have to be.
+//
+// Errors: client.ErrNoName, ErrNotPool, ErrOpen, ErrMismatch, ErrUnfinished; client.ErrUnknown: the Client's session may be the owner, until it ends.
+func Open(ctx context.Context, c *client.Client, name string, local []byte, attr *Attr) (*Pool, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if c.ReadOnly() {
+		return nil, client.ErrReadOnly
+	}
+	k, err := bind(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	p := &Pool{c: c, local: local, claim: k}
+	if err := p.open(ctx, name, attr); err != nil {
+		k.end()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *Pool) open(ctx context.Context, name string, attr *Attr) error {
+	k := p.claim
+	ctx, cancel := k.within(ctx)
+	defer cancel()
+	e, n, err := lookup(ctx, p.c, name)
+	if err != nil {
+		return err
+	}
+	if n.State == Ready {
+		err = p.match(ctx, e, attr)
+	} else {
+		err = fmt.Errorf("%w: pool %q: %s", ErrUnfinished, name, n.State)
+	}
+	if err != nil {
+		return err
+	}
+	if err := k.take(ctx, e, n, Ready); err != nil {
+		return err
+	}
+	p.dirty.Store(k.n.Dirty)
+	if err = p.match(ctx, e, attr); err == nil { // a former owner may have set the attributes meanwhile
+		p.s, err = space.Open(ctx, p.c, n.Space)
+	}
+	if err != nil {
+		return errors.Join(err, k.release(ctx, k.n.Dirty))
+	}
+	p.base = p.s.Base()
+	return nil
+}
+
+// match reads the attributes of a pool and compares them, and the size, with what the caller expects.
+func (p *Pool) match(ctx context.Context, e client.Name, attr *Attr) error {
+	h, err := readHead(ctx, p.c, e)
+	switch {
+	case err != nil:
+		return err
+	case h.Bytes != uint64(len(p.local)):
+		return fmt.Errorf("%w: pool %q has %d bytes, the local memory %d", ErrMismatch, e.Name, h.Bytes, len(p.local))
+	case attr != nil && *attr != h.Attr:
+		return fmt.Errorf("%w: pool %q has other attributes: signature %q, version %d", ErrMismatch, e.Name, h.Attr.Signature, h.Attr.Major)
+	}
+	p.attr = h.Attr
+	return nil
+}
+
+// readHead reads the object of a pool's name.
+func readHead(ctx context.Context, c *client.Client, e client.Name) (head, error) {
+	b, err := c.Read(ctx, e.Ref, nil)
+	if err != nil {
+		return head{}, fmt.Errorf("pool %q: %w", e.Name, err)
+	}
+	h, err := decodeHead(b)
+	if err != nil {
+		err = fmt.Errorf("pool %q: %w", e.Name, err)
+	}
+	return h, err
+}
+
+// Remove removes a pool that nobody has open, with what it holds. A Remove that failed can be made again.
+//
+// Errors: client.ErrNoName, ErrNotPool, ErrOpen; others: the pool is there, whole, or ErrUnfinished, or, with client.ErrUnknown, it may be gone.
+func Remove(ctx context.Context, c *client.Client, name string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if c.ReadOnly() {
+		return client.ErrReadOnly
+	}
+	k, err := bind(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer k.end()
+	ctx, cancel := k.within(ctx)
+	defer cancel()
+	e, n, err := lookup(ctx, c, name)
+	if err != nil {
+		return err
+	}
+	if err := k.take(ctx, e, n, Removing); err != nil {
+		return err
+	}
+	if err := k.unmake(ctx); err != nil {
+		// It can be removed again, also by another session.
+		return errors.Join(err, k.release(ctx, true))
+	}
+	return nil
+}
+
+// Close gives the pool up when the calls that are running have ended. It does not persist anything. After an error the Client's session has the pool
+// until it ends. A second Close does nothing.
+func (p *Pool) Close(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil
+	}
+	if err := p.claim.release(ctx, p.dirty.Load()); err != nil {
+		return fmt.Errorf("pool %q: %w", p.claim.e.Name, err)
+	}
+	p.closed = true
+	p.claim.end()
+	return nil
+}
+
+// enter begins a call on a range. The caller calls p.mu.RUnlock at its end, unless there is an error.
+func (p *Pool) enter(off, n uint64) error {
+	p.mu.RLock()
+	var err error
+	switch size := uint64(len(p.local)); {
+	case p.closed:
+		err = ErrClosed
+	case off > size || n > size-off:
+		err = fmt.Errorf("%w: %d bytes at %d, pool %q has %d", ErrRange, n, off, p.claim.e.Name, size)
+	}
+	if err != nil {
+		p.mu.RUnlock()
+	}
+	return err
+}
+
+// Persist copies the range [off, off+n) of the local memory to the pool. nil: all replicas have it, on stable storage if the pool is durable.
+// client.ErrUnknown: any of the bytes may be there; others: none is. Persist may be called again. Nobody changes the range during the call.
+func (p *Pool) Persist(off, n uint64) error {
+	if err := p.enter(off, n); err != nil {
+		return err
+	}
+	defer p.mu.RUnlock()
+	return p.send(p.claim.bound, off, n)
+}
+
+// send is Persist.
+func (p *Pool) send(ctx context.Context, off, n uint64) error {
+	done, err := p.s.Write(ctx, p.local[off:off+n], p.base+off)
+	if err == nil {
+		return nil
+	}
+	p.failed.Add(1)
+	p.dirty.Store(true)
+	if done > 0 && !errors.Is(err, client.ErrUnknown) {
+		err = fmt.Errorf("%w: %w", client.ErrUnknown, err)
+	}
+	return fmt.Errorf("pool %q: %d of %d bytes at %d are persisted: %w", p.claim.e.Name, done, n, off, p.claim.because(err))
+}
+
+// DeepPersist is Persist and has all that was persisted in the range on stable storage. ErrNotDurable: no byte is sent.
+func (p *Pool) DeepPersist(off, n uint64) error {
+	if err := p.enter(off, n); err != nil {
+		return err
+	}
+	defer p.mu.RUnlock()
+	if !p.s.Info().Durable {
+		return fmt.Errorf("%w: %q", ErrNotDurable, p.claim.e.Name)
+	}
+	if err := p.send(p.claim.bound, off, n); err != nil {
+		return err
+	}
+	return p.claim.because(p.s.Flush(p.claim.bound, p.base+off, n))
+}
+
+// Read reads bytes of the pool from an offset on.
+func (p *Pool) Read(dst []byte, off uint64) error {
+	if err := p.enter(off, uint64(len(dst))); err != nil {
+		return err
+	}
+	defer p.mu.RUnlock()
+	_, err := p.s.Read(p.claim.bound, dst, p.base+off)
+	return p.claim.because(err)
+}
+
+// SetAttr gives the pool other attributes, at once. client.ErrUnknown: it may have them.
+func (p *Pool) SetAttr(a Attr) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return ErrClosed
+	}
+	h := head{magic, uint64(len(p.local)), a}
+	err := p.c.Write(p.claim.bound, p.claim.e.Ref, h.encode())
+	if err == nil {
+		p.attr = a
+	}
+	return p.claim.because(err)
+}
+
+// Attr are the attributes that the pool had when it was opened, or got by SetAttr since.
+func (p *Pool) Attr() Attr {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.attr
+}
+
+// Bytes is the size of the pool.
+func (p *Pool) Bytes() uint64 { return uint64(len(p.local)) }
+
+// Dirty says that the pool was not closed in order, or that a Persist failed, and neither Sync nor Restore has been made since.
+func (p *Pool) Dirty() bool { return p.dirty.Load() }
+
+// Info describes a pool.
+type Info struct {
+	Name     string `json:"name"`
+	State    string `json:"state"`
+	Bytes    uint64 `json:"bytes"`
+	Replicas int    `json:"replicas"`
+	Durable  bool   `json:"durable"`
+	Dirty    bool   `json:"dirty"`           // it is open, or was not closed in order
+	Owner    uint32 `json:"owner,omitempty"` // number of the session that has, or had, it open
+	Space    string `json:"space"`
+	Attr     Attr   `json:"-"`
+}
+
+// Stat describes a pool.
+func Stat(ctx context.Context, c *client.Client, name string) (Info, error) {
+	if err := ctx.Err(); err != nil {
+		return Info{}, err
+	}
+	e, n, err := lookup(ctx, c, name)
+	if err != nil {
+		return Info{}, err
+	}
+	i := Info{Name: name, State: n.State, Dirty: n.Dirty || n.Owner.Serial != 0, Owner: n.Owner.Number, Space: n.Space}
+	if n.State != Ready {
+		return i, nil
+	}
+	h, err := readHead(ctx, c, e)
+	if err != nil {
+		return i, err
+	}
+	s, err := space.Open(ctx, c, n.Space)
+	if err != nil {
+		return i, err
+	}
+	i.Bytes, i.Attr, i.Replicas, i.Durable = h.Bytes, h.Attr, s.Info().Replicas, s.Info().Durable
+	return i, nil
+}
+
+// List describes all pools of the Client's tenant, by name.
+func List(ctx context.Context, c *client.Client) (out []Info, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	var names []string
+	if err := c.Names().List(ctx, "", NameKind, func(e client.Name) error { names = append(names, e.Name); return nil }); err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		i, err := Stat(ctx, c, name)
+		if errors.Is(err, client.ErrNoName) || errors.Is(err, client.ErrFreed) {
+			continue // removed meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, i)
+	}
+	return out, nil
+}
