@@ -54,6 +54,7 @@ type cli struct {
 	Slab          slabCmd       `cmd:"" help:"Allocate, read, write and free objects."`
 	Name          nameCmd       `cmd:"" help:"Give objects names."`
 	Space         spaceCmd      `cmd:"" help:"Use ranges of virtual addresses in the memory of storage nodes."`
+	Pool          poolCmd       `cmd:"" help:"Keep copies of files, or of programs' memory, in the cluster."`
 	KV            kvCmd         `cmd:"" name:"kv" help:"Keep keys and values in trees."`
 	TokenCmd      tokenCmd      `cmd:"" name:"token" help:"Make, list and revoke tokens of one role."`
 	TenantCmd     tenantCmd     `cmd:"" name:"tenant" help:"Keep the memory of some programs apart from that of others, within quotas."`

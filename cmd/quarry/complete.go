@@ -9,6 +9,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/quarrystore/quarry/btree/kv"
+	"github.com/quarrystore/quarry/client/pool"
 	"github.com/quarrystore/quarry/coproc/job"
 	"github.com/quarrystore/quarry/internal/control"
 	"github.com/quarrystore/quarry/proto/quarrypb"
@@ -104,10 +105,13 @@ func (a *app) valuesOf(ctx context.Context, kind string) (words []string) {
 		for _, m := range askQuietly(ctx, a, &quarrypb.ListControllersRequest{}, quarrypbconnect.ControllerClient.ListControllers).GetMembers() {
 			add(m.Name)
 		}
-	case "name", "tree", "target":
+	case "name", "tree", "pool", "target":
 		q := &quarrypb.ListNamesRequest{Limit: mostValues}
-		if kind == "tree" {
+		switch kind {
+		case "tree":
 			q.Kind = kv.NameKind
+		case "pool":
+			q.Kind = pool.NameKind
 		}
 		for _, n := range askQuietly(ctx, a, q, quarrypbconnect.ControllerClient.ListNames).GetNames() {
 			if kind == "target" {

@@ -10,6 +10,7 @@ import (
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/client/pool"
 	"github.com/quarrystore/quarry/coproc/job"
 	"github.com/quarrystore/quarry/fsck"
 	"github.com/quarrystore/quarry/rdma"
@@ -76,13 +77,13 @@ func exitCode(err error) int {
 		return exitUnknown
 	case is(client.ErrFreed, client.ErrNoName, client.ErrBadRef, client.ErrNoRegion, fsck.ErrNoRegion, btree.ErrNoKey, btree.ErrNoTree, job.ErrNoJob, job.ErrNoPlugin, client.ErrNoFunction):
 		return exitNotFound
-	case is(client.ErrConflict, client.ErrNameExists, client.ErrImmutable, btree.ErrKeyExists, btree.ErrNotEmpty, kv.ErrNamesChange):
+	case is(client.ErrConflict, client.ErrNameExists, client.ErrImmutable, btree.ErrKeyExists, btree.ErrNotEmpty, kv.ErrNamesChange, pool.ErrOpen, pool.ErrUnfinished):
 		return exitConflict
 	case is(client.ErrUnreachable, fsck.ErrUnreachable, fsck.ErrUnchecked, errNoController, rdma.ErrBroken, context.DeadlineExceeded):
 		return exitUnreachable
 	case is(client.ErrNoSpace, client.ErrTooLarge):
 		return exitNoSpace
-	case is(client.ErrArgument, btree.ErrBadKey, kv.ErrNotTree, fsck.ErrNoSlabs, client.ErrKey, client.ErrNotEncrypted):
+	case is(client.ErrArgument, btree.ErrBadKey, kv.ErrNotTree, pool.ErrNotPool, pool.ErrMismatch, fsck.ErrNoSlabs, client.ErrKey, client.ErrNotEncrypted):
 		return exitUsage
 	case is(client.ErrCorrupt, client.ErrNotAuthentic, btree.ErrCorrupt, btree.ErrFormat, errFindings):
 		return exitDamaged

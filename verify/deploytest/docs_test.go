@@ -105,6 +105,8 @@ until quarry status 2>/dev/null | grep -q open; do sleep 0.1; done`,
 until [ "$(quarry node list 2>/dev/null | grep -c ' up ')" = 2 ]; do sleep 0.1; done`,
 	"SPACES.md": `quarry dev --nodes 2 &
 until [ "$(quarry node list 2>/dev/null | grep -c ' up ')" = 2 ]; do sleep 0.1; done`,
+	"POOLS.md": `quarry dev --nodes 2 &
+until [ "$(quarry node list 2>/dev/null | grep -c ' up ')" = 2 ]; do sleep 0.1; done`,
 	"C.md":    `ln -s "$ROOT/examples" examples`,
 	"JOBS.md": `mkdir texts; printf 'the collector of garbage\n' > texts/a; printf 'a stone is a stone\n' > texts/b`,
 	"TUNING.md": `quarry dev --nodes 2 --replicas 1 &
@@ -112,7 +114,7 @@ until quarry status 2>/dev/null | grep -q open; do sleep 0.1; done`,
 }
 
 // executed are the pages of which every command works, in their order.
-var executed = []string{"INSTALL.md", "FIRST-HOUR.md", "OPERATIONS.md", "TUNING.md", "SECURITY.md", "PROTOCOL.md", "KV.md", "REDIS.md", "JOBS.md", "SPACES.md", "C.md", "FLIGHT.md"}
+var executed = []string{"INSTALL.md", "FIRST-HOUR.md", "OPERATIONS.md", "TUNING.md", "SECURITY.md", "PROTOCOL.md", "KV.md", "REDIS.md", "JOBS.md", "SPACES.md", "POOLS.md", "C.md", "FLIGHT.md"}
 
 // unexecuted says of commands on other pages, and in blocks that are not sh, why they are not run.
 var unexecuted = map[string]string{
@@ -207,7 +209,7 @@ func runPage(t *testing.T, page string) {
 	cmd := exec.CommandContext(ctx, self)
 	cmd.Dir = work
 	cmd.Env = []string{asShell + "=" + file, "PATH=" + bin + ":" + os.Getenv("PATH"), "HOME=" + work, "TMPDIR=" + dir, "ROOT=" + abs, "STAGE=" + stage, "HELM=" + helm, "PYTHONDONTWRITEBYTECODE=1"}
-	if page == "JOBS.md" || page == "C.md" || page == "SPACES.md" || page == "FLIGHT.md" { // builds programs, from what is on this host
+	if page == "JOBS.md" || page == "C.md" || page == "SPACES.md" || page == "POOLS.md" || page == "FLIGHT.md" { // builds programs, from what is on this host
 		goTool := tool(t, "go", "it is needed to build plugins")
 		cmd.Env = append(cmd.Env, "GO="+goTool, "GOPROXY=off", "GOTOOLCHAIN=local", "CGO_ENABLED=0")
 		for _, name := range []string{"GOCACHE", "GOMODCACHE", "GOPATH", "GOFLAGS"} { // what other tests have built serves here too
