@@ -12,6 +12,7 @@ import (
 
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/client/pool"
+	"github.com/quarrystore/quarry/rdma/host"
 )
 
 type poolCmd struct {
@@ -242,9 +243,9 @@ func (p *poolRestoreCmd) restore(ctx context.Context, a *app, c *client.Client, 
 	if i.State != pool.Ready {
 		return fmt.Errorf("%w: pool %q: %s", pool.ErrUnfinished, p.Name, i.State)
 	}
-	// Blocks are allocated here: a full disk would end the process by SIGBUS later.
-	if err := unix.Fallocate(int(f.Fd()), 0, 0, int64(i.Bytes)); err != nil {
-		return fmt.Errorf("room for %d bytes: %w", i.Bytes, err)
+	// A full disk would end the process by SIGBUS later.
+	if err := errors.Join(f.Truncate(int64(i.Bytes)), host.Reserve(f, i.Bytes, 0)); err != nil {
+		return err
 	}
 	local, err := unix.Mmap(int(f.Fd()), 0, int(i.Bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
