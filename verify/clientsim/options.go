@@ -34,6 +34,7 @@ type Options struct {
 	Staged   bool // objects and nodes of trees lie in STAGED slabs, with one replica: with Well, or without Faults
 	Open     bool // regions have open words, and clients read at all replicas
 	Spaces   bool // clients work on a space instead
+	Pools    bool // clients take turns as owners of a pool instead
 	Watch    bool // clients watch the tree that they change
 	Help     bool // clients have nodes execute changes of objects that others hold
 	PerByte  time.Duration

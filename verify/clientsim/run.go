@@ -29,6 +29,7 @@ type run struct {
 	background sync.WaitGroup // goroutines beside the workers: connects, closes, revocations
 	objects    *objectSet     // the objects that workers share
 	space      spaceWork      // with Options.Spaces
+	pool       poolWork       // with Options.Pools
 	counter    counterWork    // with Options.Help
 	watchers   []*watcher     // with Options.Watch
 
@@ -226,6 +227,12 @@ func (r *run) prepare() bool {
 			return false
 		}
 	}
+	if r.opt.Pools {
+		if err := r.makePool(ctx); err != nil {
+			r.fail("prepare: %v", err)
+			return false
+		}
+	}
 	if r.opt.Help {
 		if err := r.makeCounter(ctx); err != nil {
 			r.fail("prepare: %v", err)
@@ -258,6 +265,8 @@ func (r *run) work(w *worker, g int) {
 		switch {
 		case r.opt.Spaces:
 			r.spaceOp(w, l, g)
+		case r.opt.Pools:
+			r.poolOp(w, l)
 		case r.opt.Help && !r.chance(20):
 			r.countOp(w, l)
 		case r.opt.Tree:
@@ -427,9 +436,12 @@ func (r *run) finish(unfollow context.CancelFunc) {
 	if r.opt.Help {
 		r.checkCounter(ctx, cl)
 	}
-	if r.opt.Tree {
+	switch {
+	case r.opt.Tree:
 		r.checkTrees(ctx, p, cl)
-	} else {
+	case r.opt.Pools: // the only object is the pool's
+		r.checkPool(ctx, cl)
+	default:
 		r.checkObjects(ctx, p, cl)
 	}
 	if err := cl.Close(); err != nil {

@@ -98,6 +98,30 @@ func TestSpaceSchedules(t *testing.T) {
 	t.Logf("%d schedules: %+v", n, sum)
 }
 
+// TestPoolSchedules plays schedules in which clients take turns as owners of a pool, and die, or lose their sessions, while they persist.
+func TestPoolSchedules(t *testing.T) {
+	oneProcessor(t)
+	themes := []int{anyTheme, endTheme, nodeTheme, endTheme, leaveTheme}
+	n := 4 * len(themes)
+	if testing.Short() {
+		t.Log("-short: fewer schedules")
+		n = len(themes)
+	}
+	var sum Counts
+	n = env("SIM_N", n)
+	for i := range n {
+		seed := uint64(env("SIM_SEED", 1) + i)
+		o := OptionsOf(seed, themes[seed%uint64(len(themes))])
+		o.Pools, o.Tree, o.Encrypt, o.Loads, o.Stuck = true, false, false, false, false
+		o.Clients, o.Workers = max(2, o.Clients), 1
+		res := playOptions(t, seed, o)
+		sum.add(&res.Counts)
+		report(t, res)
+	}
+	t.Logf("%d schedules: %+v", n, sum)
+	require.NotZero(t, sum.Owners)
+}
+
 // TestHelpSchedules plays schedules in which clients count in one object, by their own verbs and by nodes that execute the change: each
 // count that was done is there once, whatever dies.
 func TestHelpSchedules(t *testing.T) {

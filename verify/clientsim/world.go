@@ -64,6 +64,7 @@ type Counts struct {
 	Counted, Helped uint64
 	// Watches are those that began, Watched their events.
 	Watches, Watched uint64
+	Owners           uint64 // of the pool
 }
 
 // lent is a node's memory.
@@ -494,6 +495,7 @@ func (c *Counts) add(o *Counts) {
 	c.Helped += o.Helped
 	c.Watches += o.Watches
 	c.Watched += o.Watched
+	c.Owners += o.Owners
 	c.Late += o.Late
 }
 
