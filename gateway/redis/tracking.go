@@ -16,6 +16,8 @@ import (
 //
 // Changes by commands of this gateway are told at once, behind their replies, so that a client does not find the former value in
 // its own cache. The feed tells the same change a moment later: only a client that has read the key again meanwhile hears of it twice.
+// A client with NOLOOP is not told at once of what it has changed itself, and its key stays remembered: the feed cannot tell that change
+// from one that another gateway has made just before, and the command may have changed nothing.
 
 // tracking is what a connection has asked for.
 type tracking struct {
@@ -136,17 +138,25 @@ func (s *Server) changed(key []byte, by *conn) {
 	}
 }
 
-// outdate forgets a key and tells the clients that may keep it.
+// outdate tells the clients that may keep a key, and forgets that they may; but by, where it does not want to hear of its own changes.
 // Preconditions: caches.mu is held.
 func (s *Server) outdate(key string, by *conn) {
 	t := &s.caches
-	for c := range t.keys[key] {
-		if r := t.readers[c]; r != nil && !r.bcast && !(r.noloop && c == by) {
+	of := t.keys[key]
+	for c := range of {
+		r := t.readers[c]
+		if r != nil && r.noloop && c == by {
+			continue
+		}
+		if r != nil && !r.bcast {
 			s.invalidate(c, r, key)
 		}
+		delete(of, c)
+		t.items--
 	}
-	t.items -= len(t.keys[key])
-	delete(t.keys, key)
+	if len(of) == 0 {
+		delete(t.keys, key)
+	}
 }
 
 // outdateAll tells all clients that no key is what it was.
