@@ -58,3 +58,21 @@ func (s *Server) BeforeEach(f func()) {
 		return failure{}
 	}
 }
+
+// Remembered counts the keys that clients may keep, the pairs of a key and a client, and the clients that track.
+func (s *Server) Remembered() (keys, items, clients int) {
+	t := &s.caches
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	of := 0
+	for _, r := range t.readers {
+		of += len(r.keys)
+	}
+	if of != t.items {
+		panic("the keys of clients are not those that are remembered")
+	}
+	return len(t.keys), t.items, len(t.readers)
+}
+
+// RememberAtMost bounds the pairs of a key and a client. It is called before the gateway serves.
+func (s *Server) RememberAtMost(items int) { s.caches.maxItems = items }

@@ -31,25 +31,29 @@ type tracking struct {
 type caches struct {
 	some atomic.Bool // somebody tracks
 
-	mu      sync.Mutex // guards what follows. Taken before shared.mu and pushes.mu
-	keys    map[string]map[*conn]bool
-	items   int             // pairs in keys
-	readers map[*conn]*told // all that track
+	mu       sync.Mutex // guards what follows. Taken before shared.mu and pushes.mu
+	keys     map[string]map[*conn]bool
+	items    int             // pairs in keys
+	maxItems int             // bound of items
+	readers  map[*conn]*told // all that track, and so all in keys
 }
+
+// maxItems bounds the pairs of a key and a connection that are remembered.
+const maxItems = 1 << 22
 
 // told is what caches know of a connection that tracks. Guarded by caches.mu.
 type told struct {
 	tracking
 	user   *user
-	id     uint64
-	broken bool // the connection of redirect is gone
+	broken bool            // the connection of redirect is gone
+	keys   map[string]bool // that are remembered of it
 }
 
 func (t *caches) init() {
-	t.keys, t.readers = map[string]map[*conn]bool{}, map[*conn]*told{}
+	t.keys, t.readers, t.maxItems = map[string]map[*conn]bool{}, map[*conn]*told{}, maxItems
 }
 
-// trackOff ends tracking. What was remembered of the connection is forgotten when it is met.
+// trackOff ends tracking, and forgets what was remembered of the connection.
 func (c *conn) trackOff() {
 	if !c.tracks.on {
 		return
@@ -58,10 +62,23 @@ func (c *conn) trackOff() {
 	t := &c.s.caches
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if r := t.readers[c]; r != nil {
+		for key := range r.keys {
+			t.drop(key, c, r)
+		}
+	}
 	delete(t.readers, c)
-	if t.some.Store(len(t.readers) > 0); len(t.readers) == 0 {
-		clear(t.keys)
-		t.items = 0
+	t.some.Store(len(t.readers) > 0)
+}
+
+// drop forgets that a client may keep a key.
+// Preconditions: mu is held, and the pair is remembered.
+func (t *caches) drop(key string, c *conn, r *told) {
+	of := t.keys[key]
+	delete(of, c)
+	delete(r.keys, key)
+	if t.items--; len(of) == 0 {
+		delete(t.keys, key)
 	}
 }
 
@@ -75,20 +92,21 @@ func (c *conn) remember(r request) {
 	most := c.s.settings.number("tracking-table-max-keys")
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r.cmd.touched(c.p.words[r.from:r.to], func(key []byte, _ access) bool {
-		by := t.keys[string(key)]
-		if by == nil {
-			by = map[*conn]bool{}
-			t.keys[string(key)] = by
+	mine := t.readers[c].keys
+	r.cmd.touched(c.p.words[r.from:r.to], func(b []byte, _ access) bool {
+		if mine[string(b)] {
+			return true
 		}
-		if !by[c] {
-			by[c] = true
-			t.items++
+		key := string(b)
+		if t.keys[key] == nil {
+			t.keys[key] = map[*conn]bool{}
 		}
+		t.keys[key][c], mine[key] = true, true
+		t.items++
 		return true
 	})
 	for key := range t.keys { // some keys, as they come
-		if most == 0 || len(t.keys) <= most {
+		if (most == 0 || len(t.keys) <= most) && t.items <= t.maxItems {
 			break
 		}
 		c.s.outdate(key, nil)
@@ -142,20 +160,13 @@ func (s *Server) changed(key []byte, by *conn) {
 // Preconditions: caches.mu is held.
 func (s *Server) outdate(key string, by *conn) {
 	t := &s.caches
-	of := t.keys[key]
-	for c := range of {
+	for c := range t.keys[key] {
 		r := t.readers[c]
-		if r != nil && r.noloop && c == by {
+		if r.noloop && c == by {
 			continue
 		}
-		if r != nil && !r.bcast {
-			s.invalidate(c, r, key)
-		}
-		delete(of, c)
-		t.items--
-	}
-	if len(of) == 0 {
-		delete(t.keys, key)
+		s.invalidate(c, r, key)
+		t.drop(key, c, r)
 	}
 }
 
@@ -170,6 +181,7 @@ func (s *Server) outdateAll() {
 	clear(t.keys)
 	t.items = 0
 	for c, r := range t.readers {
+		clear(r.keys)
 		s.invalidate(c, r, "")
 	}
 }
@@ -316,7 +328,12 @@ func (c *conn) trackOn(k tracking) error {
 	t := &c.s.caches
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.readers[c] = &told{tracking: k, user: c.user, id: c.id}
+	r := t.readers[c]
+	if r == nil {
+		r = &told{keys: map[string]bool{}}
+		t.readers[c] = r
+	}
+	r.tracking, r.user, r.broken = k, c.user, false
 	t.some.Store(true)
 	return nil
 }

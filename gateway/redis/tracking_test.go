@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -387,4 +388,51 @@ func TestNoloopHidesNoOther(t *testing.T) {
 		}
 		require.Equal(t, told("h"), p.reply().String())
 	}
+}
+
+// Nothing is remembered of clients that have gone or ended tracking, while others track, and no more than the bounds allow: what is
+// forgotten is told.
+func TestRememberedIsBounded(t *testing.T) {
+	_, tree := newTree(t, testcluster.Options{})
+	s := redis.New(redis.Config{Tree: tree})
+	const most = 20
+	s.RememberAtMost(most)
+	addr := serve(t, s)
+	stays := dial(t, addr)
+	stays.do("HELLO", "3")
+	require.Equal(t, "+OK", stays.cmd("CLIENT TRACKING ON"))
+	stays.do("GET", "mine")
+	for n := range 10 {
+		p := dial(t, addr)
+		p.do("HELLO", "3")
+		p.cmd("CLIENT TRACKING ON")
+		p.cmd("MGET mine other")
+		if n%2 == 0 {
+			p.Close()
+		} else {
+			p.cmd("CLIENT TRACKING OFF")
+		}
+	}
+	require.Eventually(t, func() bool {
+		keys, items, clients := s.Remembered()
+		return keys == 1 && items == 1 && clients == 1
+	}, patience, time.Millisecond)
+
+	kept := map[string]bool{"mine": true}
+	require.Equal(t, "+OK", stays.cmd("CONFIG SET tracking-table-max-keys 0")) // no bound of keys
+	for n := range 3 * most {
+		key := fmt.Sprint("key", n)
+		kept[key] = true
+		stays.send(frame("GET", key))
+		require.Equal(t, "_", stays.reply().String())
+		_, items, _ := s.Remembered()
+		require.LessOrEqual(t, items, most)
+		for len(kept) > items {
+			v := stays.reply()
+			require.Len(t, v.list, 2, v.String())
+			require.True(t, kept[v.list[1].list[0].text])
+			delete(kept, v.list[1].list[0].text)
+		}
+	}
+	require.Len(t, kept, most)
 }
