@@ -13,12 +13,24 @@ import (
 type hearing struct {
 	channels map[string]bool
 	patterns map[string]bool
+	bytes    int // of their names
 }
 
 func (h *hearing) count() int { return len(h.channels) + len(h.patterns) }
 
-// maxHearing bounds the channels and patterns of a connection.
-const maxHearing = 1 << 12
+// Bounds of the channels and patterns of a connection, and of their bytes; these also of its prefixes of keys.
+const (
+	maxHearing      = 1 << 12
+	maxHearingBytes = 1 << 20
+)
+
+// size is how many bytes strings have together.
+func size[T string | []byte](list []T) (n int) {
+	for _, s := range list {
+		n += len(s)
+	}
+	return n
+}
 
 // channels holds the subscribers of each channel and pattern, of the clients of one tree.
 type channels struct {
@@ -122,7 +134,7 @@ func (c *conn) hear(a [][]byte, kind string, pattern bool) error {
 	if c.bounded() {
 		return errGrantedFeed
 	}
-	if c.hears.count()+len(a) > maxHearing {
+	if c.hears.count()+len(a) > maxHearing || c.hears.bytes+size(a[1:]) > maxHearingBytes {
 		return errHearing
 	}
 	if c.hears.channels == nil {
@@ -136,7 +148,10 @@ func (c *conn) hear(a [][]byte, kind string, pattern bool) error {
 	for _, b := range a[1:] {
 		name := string(b)
 		c.s.channels.put(all, name, c, true)
-		mine[name] = true
+		if !mine[name] {
+			mine[name] = true
+			c.hears.bytes += len(name)
+		}
 		c.heard(kind, &name)
 	}
 	return nil
@@ -153,7 +168,10 @@ func (c *conn) unhear(a [][]byte, kind string, mine map[string]bool, all map[str
 	}
 	for _, name := range names {
 		c.s.channels.put(all, name, c, false)
-		delete(mine, name)
+		if mine[name] {
+			delete(mine, name)
+			c.hears.bytes -= len(name)
+		}
 		c.heard(kind, &name)
 	}
 	if len(names) == 0 {

@@ -281,8 +281,7 @@ func (c *conn) run(i int) int {
 	if c.tracks.on {
 		defer c.tracked(c.batch[i])
 		if cmd := c.batch[i].cmd; cmd != nil && cmd.reads {
-			c.remember(c.batch[i])
-			return c.single(i)
+			return c.single(i) // call remembers what it reads
 		}
 	}
 	if n := c.together(i); n > 0 {
@@ -394,6 +393,9 @@ func (c *conn) call(cmd *command, args [][]byte) error {
 	}
 	if c.proto < 3 && c.hears.count() > 0 && !cmd.whileHearing {
 		return fault("ERR Can't execute '" + cmd.name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context")
+	}
+	if c.tracks.on && cmd.reads {
+		c.remember(cmd, args)
 	}
 	return cmd.run(c, args)
 }

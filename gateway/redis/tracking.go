@@ -82,19 +82,20 @@ func (t *caches) drop(key string, c *conn, r *told) {
 	}
 }
 
-// remember notes that the client may keep what a command reads.
-func (c *conn) remember(r request) {
+// remember notes that the client may keep what a command reads, which is allowed and has not begun. Keys that are too long for the tree
+// have no values.
+func (c *conn) remember(cmd *command, args [][]byte) {
 	k := &c.tracks
 	if k.bcast || k.optin && !k.caching || k.optout && k.caching {
 		return
 	}
 	t := &c.s.caches
-	most := c.s.settings.number("tracking-table-max-keys")
+	most, longest := c.s.settings.number("tracking-table-max-keys"), c.s.maxKeyBytes()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	mine := t.readers[c].keys
-	r.cmd.touched(c.p.words[r.from:r.to], func(b []byte, _ access) bool {
-		if mine[string(b)] {
+	cmd.touched(args, func(b []byte, _ access) bool {
+		if len(b) > longest || mine[string(b)] {
 			return true
 		}
 		key := string(b)
@@ -306,7 +307,7 @@ func (c *conn) trackOn(k tracking) error {
 		return fault("ERR You can't specify both OPTIN mode and OPTOUT mode")
 	case k.optin && old.optout, k.optout && old.optin:
 		return fault("ERR You can't switch OPTIN/OPTOUT mode before disabling tracking for this client, and then re-enabling it with a different mode.")
-	case len(k.prefixes)+len(old.prefixes) > maxPatterns:
+	case len(k.prefixes)+len(old.prefixes) > maxPatterns, size(k.prefixes)+size(old.prefixes) > maxHearingBytes:
 		return fault("ERR too many prefixes")
 	}
 	if err := overlaps(k.prefixes, old.prefixes); err != nil {

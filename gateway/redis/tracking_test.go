@@ -436,3 +436,34 @@ func TestRememberedIsBounded(t *testing.T) {
 	}
 	require.Len(t, kept, most)
 }
+
+// Commands that are refused, and keys that the tree cannot have, are not remembered. Channels, patterns and prefixes have bounds.
+func TestRefusedIsNotRemembered(t *testing.T) {
+	_, tree := newTree(t, testcluster.Options{})
+	s := redis.New(redis.Config{Tree: tree})
+	addr := serve(t, s)
+	p := dial(t, addr)
+	require.Equal(t, "+OK", p.do("ACL", "SETUSER", "alice", "on", "nopass", "~a*", "&*", "+@all"))
+	require.Equal(t, "+OK", p.do("AUTH", "alice", "x"))
+	p.do("HELLO", "3")
+	require.Equal(t, "+OK", p.cmd("CLIENT TRACKING ON"))
+	long := "a" + strings.Repeat("k", 2000)
+	require.Contains(t, p.do("GET", "b"), "NOPERM")
+	require.Contains(t, p.do("GET", "a1", "a2"), "wrong number")
+	require.Equal(t, "-", p.do("GET", long)[:1])
+	require.Equal(t, "_", p.do("GET", "a"))
+	keys, items, _ := s.Remembered()
+	require.Equal(t, []int{1, 1}, []int{keys, items})
+
+	name := func(n int) string { return strings.Repeat(fmt.Sprint(n), 400<<10) }
+	for n, cmd := range []string{"SUBSCRIBE", "PSUBSCRIBE"} {
+		require.NotContains(t, p.do(cmd, name(n))[:1], "-")
+	}
+	require.Contains(t, p.do("SUBSCRIBE", name(2)), "too many")
+	p.do("PUNSUBSCRIBE", "nothing")
+	p.do("PUNSUBSCRIBE")
+	require.NotContains(t, p.do("SUBSCRIBE", name(2))[:1], "-")
+	p.cmd("CLIENT TRACKING OFF")
+	require.Equal(t, "+OK", p.do("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", name(0), "PREFIX", name(1)))
+	require.Contains(t, p.do("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", name(2)), "too many")
+}
