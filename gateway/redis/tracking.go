@@ -193,8 +193,8 @@ const invalidationChannel = "__redis__:invalidate"
 // invalidate tells a client that a key has changed; no key: that all have.
 // Preconditions: caches.mu is held.
 func (s *Server) invalidate(c *conn, r *told, key string) {
-	if key != "" && !r.user.rights.Load().mayTouch([]byte(key), looks) {
-		return
+	if key != "" && r.bcast && !r.user.rights.Load().mayTouch([]byte(key), looks) {
+		return // of others: a key that is remembered could be read, whatever the rights are now
 	}
 	own := c.version()
 	to := c

@@ -467,3 +467,23 @@ func TestRefusedIsNotRemembered(t *testing.T) {
 	require.Equal(t, "+OK", p.do("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", name(0), "PREFIX", name(1)))
 	require.Contains(t, p.do("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", name(2)), "too many")
 }
+
+// A key that was read is told also when its reader may not read it any more; with BCAST keys that the client may not touch are not told.
+func TestRightsAreTakenAway(t *testing.T) {
+	addr := gateway(t, redis.Config{})
+	admin, reader, wide := dial(t, addr), dial(t, addr), dial(t, addr)
+	require.Equal(t, "+OK", admin.do("ACL", "SETUSER", "alice", "on", "nopass", "~*", "&*", "+@all"))
+	for _, p := range []*peer{reader, wide} {
+		p.do("HELLO", "3", "AUTH", "alice", "x")
+	}
+	require.Equal(t, "+OK", reader.cmd("CLIENT TRACKING ON"))
+	require.Equal(t, "+OK", wide.cmd("CLIENT TRACKING ON BCAST"))
+	reader.do("GET", "k")
+	require.Equal(t, "+OK", admin.do("ACL", "SETUSER", "alice", "resetkeys", "~open"))
+	require.Equal(t, "+OK", admin.do("SET", "k", "5"))
+	require.Equal(t, "+OK", admin.do("SET", "open", "5"))
+	reader.send(frame("PING"))
+	require.Equal(t, told("k"), reader.reply().String())
+	require.Equal(t, "+PONG", reader.reply().String())
+	require.Equal(t, told("open"), wide.reply().String())
+}
