@@ -320,9 +320,10 @@ func (c *conn) trackOn(k tracking) error {
 		return err
 	}
 	if k.bcast {
-		if k.prefixes = slices.Concat(old.prefixes, k.prefixes); len(k.prefixes) == 0 {
+		if len(k.prefixes) == 0 && !slices.Contains(old.prefixes, "") {
 			k.prefixes = []string{""}
 		}
+		k.prefixes = slices.Concat(old.prefixes, k.prefixes)
 	}
 	k.on = true
 	c.tracks = k

@@ -62,7 +62,7 @@ func TestTrackingAsRedis(t *testing.T) {
 			{0, "CLIENT TRACKING OFF", nil}, {0, "CLIENT GETREDIR", nil}, {0, "CLIENT TRACKINGINFO", nil}, {0, "CLIENT TRACKING", nil}},
 		"redirect": {{0, "SUBSCRIBE __redis__:invalidate", nil}, {0, "GET a", nil}, {0, "PING", nil}, {0, "PING x", nil}, {1, "CLIENT TRACKING ON REDIRECT {0}", nil}, {1, "GET r", nil}, {2, "SET r 1", []int{0}},
 			{1, "GET r", nil}, {2, "FLUSHDB", []int{0}}, {0, "UNSUBSCRIBE", nil}, {0, "UNSUBSCRIBE", nil}, {1, "GET r", nil}, {2, "SET r 2", nil}, {0, "GET r", nil}},
-		"resp2": {{0, "CLIENT TRACKING ON", nil}, {0, "GET a", nil}, {1, "SET a 1", nil}, {0, "GET a", nil}},
+		"resp2":              {{0, "CLIENT TRACKING ON", nil}, {0, "GET a", nil}, {1, "SET a 1", nil}, {0, "GET a", nil}},
 		"subscriptions": {{0, "SUBSCRIBE a b a", nil}, {0, "PSUBSCRIBE a* b", nil}, {0, "UNSUBSCRIBE a c", nil}, {0, "PUNSUBSCRIBE", nil}, {0, "UNSUBSCRIBE b", nil}, {0, "PUNSUBSCRIBE", nil},
 			{1, "HELLO 3", nil}, {1, "PSUBSCRIBE x", nil}, {1, "GET nothing", nil}, {1, "PING", nil}, {1, "RESET", nil}, {1, "GET nothing", nil}},
 	}
@@ -486,4 +486,17 @@ func TestRightsAreTakenAway(t *testing.T) {
 	require.Equal(t, told("k"), reader.reply().String())
 	require.Equal(t, "+PONG", reader.reply().String())
 	require.Equal(t, told("open"), wide.reply().String())
+}
+
+// BCAST that names no prefix is of all keys, beside the prefixes that the client has.
+func TestWiderBroadcastsAsRedis(t *testing.T) {
+	answers := func(addr string) (all []string) {
+		p := dial(t, addr)
+		for _, line := range []string{"CLIENT TRACKING ON BCAST PREFIX foo", "CLIENT TRACKING ON BCAST", "CLIENT TRACKINGINFO", "CLIENT TRACKING ON BCAST", "CLIENT TRACKINGINFO",
+			"CLIENT TRACKING ON BCAST PREFIX bar", "CLIENT TRACKING OFF", "CLIENT TRACKING ON BCAST", "CLIENT TRACKINGINFO"} {
+			all = append(all, p.cmd(line))
+		}
+		return all
+	}
+	require.Equal(t, answers(realRedis(t)), answers(gateway(t, redis.Config{})))
 }
