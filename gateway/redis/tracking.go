@@ -210,7 +210,7 @@ func (s *Server) invalidate(c *conn, r *told, key string) {
 		}
 	}
 	third := to.version() > 2
-	if !third && (to == c || !to.pushes.hearing.Load()) {
+	if !third && (r.redirect == 0 || !to.pushes.hearing.Load()) {
 		return // RESP2 has no messages beside replies
 	}
 	to.pushes.add(func(b []byte) []byte {
