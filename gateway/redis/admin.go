@@ -67,12 +67,18 @@ func (c *conn) admit(command string, name, password []byte) error {
 	return nil
 }
 
-// become makes the connection a user's, whose keys are in a tree.
+// become makes the connection a user's, whose keys are in a tree. What it tracks and has subscribed to stays, with the rights of that user,
+// unless the tree is another one or the user has grants.
 func (c *conn) become(u *user, home *Server) {
-	if c.user != u || c.s != home {
+	changes := c.user != u
+	c.user = u
+	switch {
+	case c.s != home || c.bounded():
 		c.deafen()
+	case changes:
+		c.hearAs(u)
 	}
-	c.user, c.s = u, home
+	c.s = home
 	c.describe(func(d *about) { d.user = u.name })
 }
 

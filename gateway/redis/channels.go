@@ -43,7 +43,7 @@ func (h *channels) init() {
 	h.channels, h.patterns = map[string]map[*conn]*user{}, map[string]map[*conn]*user{}
 }
 
-// put adds or removes a connection.
+// put adds a connection, with its user, or removes it.
 func (h *channels) put(list map[string]map[*conn]*user, name string, c *conn, add bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -142,6 +142,23 @@ func (c *conn) deafen() {
 	c.pushes.hearing.Store(false)
 }
 
+// hearAs has the rights of a user decide what the connection is told.
+func (c *conn) hearAs(u *user) {
+	t := &c.s.caches
+	t.mu.Lock()
+	if r := t.readers[c]; r != nil {
+		r.user = u
+	}
+	t.mu.Unlock()
+	h := &c.s.channels
+	for name := range c.hears.channels {
+		h.put(h.channels, name, c, true)
+	}
+	for name := range c.hears.patterns {
+		h.put(h.patterns, name, c, true)
+	}
+}
+
 // appendArray begins an aggregate of n elements.
 func appendArray(b []byte, kind byte, n int) []byte {
 	return append(strconv.AppendInt(append(b, kind), int64(n), 10), "\r\n"...)

@@ -501,3 +501,35 @@ func TestWiderBroadcastsAsRedis(t *testing.T) {
 	}
 	require.Equal(t, answers(realRedis(t)), answers(gateway(t, redis.Config{})))
 }
+
+// AUTH keeps what a connection tracks and has subscribed to; the rights are those of the new user.
+func TestAnotherUserKeepsTracking(t *testing.T) {
+	_, tree := newTree(t, testcluster.Options{})
+	s := redis.New(redis.Config{Tree: tree})
+	addr := serve(t, s)
+	admin, p, wide := dial(t, addr), dial(t, addr), dial(t, addr)
+	require.Equal(t, "+OK", admin.do("ACL", "SETUSER", "alice", "on", "nopass", "~a*", "&__keyevent@0__:del", "+@all"))
+	require.Equal(t, "+OK", admin.do("CONFIG", "SET", "notify-keyspace-events", "EA"))
+	p.do("HELLO", "3")
+	wide.do("HELLO", "3")
+	require.Equal(t, "+OK", p.cmd("CLIENT TRACKING ON"))
+	require.Equal(t, "+OK", wide.cmd("CLIENT TRACKING ON BCAST"))
+	require.Equal(t, `>["subscribe" "__keyevent@0__:set" :1]`, wide.do("SUBSCRIBE", "__keyevent@0__:set"))
+	require.Equal(t, `>["psubscribe" "__keyevent@0__:del" :2]`, wide.do("PSUBSCRIBE", "__keyevent@0__:del"))
+	p.do("GET", "k")
+	for _, who := range []*peer{p, wide} {
+		require.Equal(t, "+OK", who.do("AUTH", "alice", "x"))
+	}
+	require.Contains(t, p.do("CLIENT", "TRACKINGINFO"), `"on"`)
+	admin.do("SET", "k", "1")
+	require.Equal(t, told("k"), p.reply().String())
+	admin.do("SET", "a", "1")
+	for range 2 { // by the gateway and by the feed; neither of k, nor the event set
+		require.Equal(t, told("a"), wide.reply().String())
+	}
+	admin.do("DEL", "a")
+	for wide.reply().String() != `>["pmessage" "__keyevent@0__:del" "__keyevent@0__:del" "a"]` {
+	}
+	require.Equal(t, "+RESET", p.do("RESET"))
+	require.Contains(t, p.do("CLIENT", "TRACKINGINFO"), `"off"`)
+}
