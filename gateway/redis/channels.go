@@ -129,7 +129,7 @@ func punsubscribe(c *conn, a [][]byte) error {
 	return c.unhear(a, "punsubscribe", c.hears.patterns, c.s.channels.patterns)
 }
 
-// hear subscribes to channels or patterns, all or none.
+// hear subscribes to channels or patterns, all or none. Where events are published, the feed follows the tree then.
 func (c *conn) hear(a [][]byte, kind string, pattern bool) error {
 	if c.bounded() {
 		return errGrantedFeed
@@ -145,16 +145,37 @@ func (c *conn) hear(a [][]byte, kind string, pattern bool) error {
 		mine, all = c.hears.patterns, c.s.channels.patterns
 	}
 	c.pushes.hearing.Store(true)
+	var fresh []string
 	for _, b := range a[1:] {
 		name := string(b)
-		c.s.channels.put(all, name, c, true)
 		if !mine[name] {
+			c.s.channels.put(all, name, c, true)
 			mine[name] = true
 			c.hears.bytes += len(name)
+			fresh = append(fresh, name)
 		}
 		c.heard(kind, &name)
 	}
-	return nil
+	if c.s.feed.notify.Load() == 0 {
+		return nil
+	}
+	err := c.s.feed.start() // behind put: a feed that is lost from now on finds the connection
+	if err != nil {
+		for _, name := range fresh {
+			c.unhearOne(name, mine, all)
+		}
+	}
+	return err
+}
+
+// unhearOne ends a subscription.
+func (c *conn) unhearOne(name string, mine map[string]bool, all map[string]map[*conn]*user) {
+	c.s.channels.put(all, name, c, false)
+	if mine[name] {
+		delete(mine, name)
+		c.hears.bytes -= len(name)
+	}
+	c.pushes.hearing.Store(c.hears.count() > 0)
 }
 
 // unhear ends subscriptions: those named, or all.
@@ -167,17 +188,12 @@ func (c *conn) unhear(a [][]byte, kind string, mine map[string]bool, all map[str
 		names = slices.Sorted(maps.Keys(mine))
 	}
 	for _, name := range names {
-		c.s.channels.put(all, name, c, false)
-		if mine[name] {
-			delete(mine, name)
-			c.hears.bytes -= len(name)
-		}
+		c.unhearOne(name, mine, all)
 		c.heard(kind, &name)
 	}
 	if len(names) == 0 {
 		c.heard(kind, nil)
 	}
-	c.pushes.hearing.Store(c.hears.count() > 0)
 	return nil
 }
 

@@ -76,3 +76,12 @@ func (s *Server) Remembered() (keys, items, clients int) {
 
 // RememberAtMost bounds the pairs of a key and a client. It is called before the gateway serves.
 func (s *Server) RememberAtMost(items int) { s.caches.maxItems = items }
+
+// HoldFeed keeps the feed from being begun, until release is called.
+func (s *Server) HoldFeed() (release func()) {
+	s.feed.mu.Lock()
+	return s.feed.mu.Unlock
+}
+
+// Listeners counts the connections that rely on the feed.
+func (s *Server) Listeners() int { return len(s.listeners()) }

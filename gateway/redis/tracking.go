@@ -316,9 +316,6 @@ func (c *conn) trackOn(k tracking) error {
 	if c.bounded() {
 		return errGrantedFeed
 	}
-	if err := c.s.feed.start(); err != nil {
-		return err
-	}
 	if k.bcast {
 		if len(k.prefixes) == 0 && !slices.Contains(old.prefixes, "") {
 			k.prefixes = []string{""}
@@ -326,6 +323,21 @@ func (c *conn) trackOn(k tracking) error {
 		k.prefixes = slices.Concat(old.prefixes, k.prefixes)
 	}
 	k.on = true
+	was := *old
+	c.track(k)
+	if err := c.s.feed.start(); err != nil { // behind track: a feed that is lost from now on finds the connection
+		if was.on {
+			c.track(was)
+		} else {
+			c.trackOff()
+		}
+		return err
+	}
+	return nil
+}
+
+// track makes the connection one that tracks.
+func (c *conn) track(k tracking) {
 	c.tracks = k
 	t := &c.s.caches
 	t.mu.Lock()
@@ -337,7 +349,6 @@ func (c *conn) trackOn(k tracking) error {
 	}
 	r.tracking, r.user, r.broken = k, c.user, false
 	t.some.Store(true)
-	return nil
 }
 
 // overlaps refuses prefixes of which one begins with another.

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/btree/kv"
+	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/gateway/redis"
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
@@ -532,4 +533,36 @@ func TestAnotherUserKeepsTracking(t *testing.T) {
 	}
 	require.Equal(t, "+RESET", p.do("RESET"))
 	require.Contains(t, p.do("CLIENT", "TRACKINGINFO"), `"off"`)
+}
+
+// Who tracks or subscribes is known before it is asked whether the feed follows the tree: a feed that is lost at that moment closes the connection.
+// Where it cannot follow, nobody tracks or subscribes.
+func TestTreeThatCannotBeFollowed(t *testing.T) {
+	cluster := testcluster.New(t, testcluster.Options{})
+	c := cluster.Connect(client.Config{})
+	tree, err := kv.Stage(t.Context(), c, "keys", "job")
+	require.NoError(t, err)
+	s := redis.New(redis.Config{Tree: tree, SweepKeys: -1})
+	addr := serve(t, s)
+	p, other := dial(t, addr), dial(t, addr)
+	p.do("HELLO", "3")
+	for n, line := range []string{"CLIENT TRACKING ON", "SUBSCRIBE channel"} {
+		require.Equal(t, "+OK", other.cmd("CONFIG SET notify-keyspace-events KEA"))
+		release := s.HoldFeed()
+		p.send(frame(strings.Fields(line)...))
+		require.Eventually(t, func() bool { return s.Listeners() == n+1 }, patience, time.Millisecond, line)
+		release()
+		require.NotEqual(t, byte('-'), p.reply().kind)
+	}
+	require.NoError(t, kv.Settle(t.Context(), c, "keys", "job")) // the tree is freed
+	p.gone()
+	require.Eventually(t, func() bool { return s.Listeners() == 0 }, patience, time.Millisecond)
+	p = dial(t, addr)
+	p.do("HELLO", "3")
+	for _, line := range []string{"CLIENT TRACKING ON", "CLIENT TRACKING ON BCAST", "SUBSCRIBE channel", "PSUBSCRIBE c*"} {
+		require.Contains(t, p.cmd(line), "cannot be followed", line)
+		require.Zero(t, s.Listeners(), line)
+	}
+	require.Contains(t, p.cmd("CLIENT TRACKINGINFO"), `"off"`)
+	require.Equal(t, `>["unsubscribe" _ :0]`, p.cmd("UNSUBSCRIBE"))
 }
