@@ -80,7 +80,7 @@ func (h *channels) publish(channel, message string) {
 		kind := c.pushKind()
 		c.pushes.add(func(b []byte) []byte {
 			return appendBulk(appendBulk(appendBulk(appendArray(b, kind, 3), "message"), channel), message)
-		})
+		}, nil)
 	}
 	for pattern, by := range h.patterns {
 		if !match([]byte(pattern), []byte(channel), false) {
@@ -93,7 +93,7 @@ func (h *channels) publish(channel, message string) {
 			kind := c.pushKind()
 			c.pushes.add(func(b []byte) []byte {
 				return appendBulk(appendBulk(appendBulk(appendBulk(appendArray(b, kind, 4), "pmessage"), pattern), channel), message)
-			})
+			}, nil)
 		}
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// maxPushBytes bounds what waits to be pushed to a connection. One whose client does not read is closed when there is more: it has
-// missed something, which it learns by that.
+// maxPushBytes bounds what waits to be pushed to a connection. Where there is more, invalidations become one of all keys; a connection that
+// waits for messages of channels is closed: it has missed something, which it learns by that.
 const maxPushBytes = 8 << 20
 
 // pushes are messages to a client that are no replies. Any goroutine adds some; they are sent behind a reply by the connection's
@@ -28,6 +28,7 @@ type pushes struct {
 
 	mu      sync.Mutex // guards what follows
 	b       []byte
+	events  bool // b has messages of channels, which nothing can replace
 	sending bool // the goroutine that sends was started
 	over    bool // nothing is accepted any more
 }
@@ -45,15 +46,19 @@ func (p *pushes) signal() {
 	}
 }
 
-// add adds a message, which f appends.
-func (p *pushes) add(f func(b []byte) []byte) {
+// add adds a message, which f appends. Where there is no room for it, all, if there is one, takes the place of all that waits.
+func (p *pushes) add(f func(b []byte) []byte, all func(b []byte) []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.over {
 		return
 	}
 	p.b = f(p.b)
+	p.events = p.events || all == nil
 	p.some.Store(true)
+	if len(p.b) > maxPushBytes && !p.events {
+		p.b = all(nil)
+	}
 	if len(p.b) > maxPushBytes {
 		p.over, p.b = true, nil
 		go p.hangUp()
@@ -75,6 +80,7 @@ func (p *pushes) take(b []byte) []byte {
 	if p.b = p.b[:0]; cap(p.b) > keepBytes {
 		p.b = nil
 	}
+	p.events = false
 	p.some.Store(false)
 	return b
 }

@@ -202,9 +202,10 @@ func (s *Server) invalidate(c *conn, r *told, key string) {
 		if to = s.connection(r.redirect); to == nil {
 			r.broken = true
 			if own > 2 {
-				c.pushes.add(func(b []byte) []byte {
+				broken := func(b []byte) []byte {
 					return fmt.Appendf(appendBulk(appendArray(b, '>', 2), "tracking-redir-broken"), ":%d\r\n", r.redirect)
-				})
+				}
+				c.pushes.add(broken, broken)
 			}
 			return
 		}
@@ -213,20 +214,23 @@ func (s *Server) invalidate(c *conn, r *told, key string) {
 	if !third && (r.redirect == 0 || !to.pushes.hearing.Load()) {
 		return // RESP2 has no messages beside replies
 	}
-	to.pushes.add(func(b []byte) []byte {
+	head := func(b []byte) []byte {
 		if third {
-			b = appendBulk(appendArray(b, '>', 2), "invalidate")
-		} else {
-			b = appendBulk(appendBulk(appendArray(b, '*', 3), "message"), invalidationChannel)
+			return appendBulk(appendArray(b, '>', 2), "invalidate")
 		}
-		switch {
-		case key != "":
-			return appendBulk(appendArray(b, '*', 1), key)
-		case own > 2:
-			return append(b, "_\r\n"...)
+		return appendBulk(appendBulk(appendArray(b, '*', 3), "message"), invalidationChannel)
+	}
+	all := func(b []byte) []byte {
+		if own > 2 {
+			return append(head(b), "_\r\n"...)
 		}
-		return append(b, "$-1\r\n"...)
-	})
+		return append(head(b), "$-1\r\n"...)
+	}
+	one := all
+	if key != "" {
+		one = func(b []byte) []byte { return appendBulk(appendArray(head(b), '*', 1), key) }
+	}
+	to.pushes.add(one, all)
 }
 
 // version is the RESP version of a connection, for other goroutines.

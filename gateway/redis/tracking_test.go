@@ -566,3 +566,28 @@ func TestTreeThatCannotBeFollowed(t *testing.T) {
 	require.Contains(t, p.cmd("CLIENT TRACKINGINFO"), `"off"`)
 	require.Equal(t, `>["unsubscribe" _ :0]`, p.cmd("UNSUBSCRIBE"))
 }
+
+// Invalidations beyond the bound become one of all keys, and the reply of the command that has caused them comes first.
+func TestManyInvalidationsAreOne(t *testing.T) {
+	addr := gateway(t, redis.Config{})
+	p, quiet := dial(t, addr), dial(t, addr)
+	p.do("HELLO", "3")
+	require.Equal(t, "+OK", p.cmd("CLIENT TRACKING ON BCAST"))
+	mset := []string{"MSET"}
+	for n := range 10_000 {
+		mset = append(mset, fmt.Sprintf("%01000d", n), "v")
+	}
+	p.send(frame(mset...))
+	v := p.reply()
+	all := false
+	for ; v.kind == '>'; v = p.reply() { // by the feed, while the command is executed: none, but it may send them
+		all = all || v.list[1].kind == '_'
+	}
+	require.Equal(t, "+OK", v.String())
+	for !all {
+		all = p.reply().list[1].kind == '_'
+	}
+	quiet.do("SET", "more", "v")
+	for p.reply().String() != told("more") {
+	}
+}
