@@ -157,6 +157,9 @@ func (f *feed) record(e *kv.Event) {
 	if e.Kind == kv.Put && len(e.Value) > 0 {
 		var err error
 		if r, err = decode(e.Value, e.Version, 0); err != nil {
+			if f.live {
+				f.s.changed(e.Key[1:], nil) // it is not what a client has read
+			}
 			return
 		}
 	}

@@ -112,6 +112,14 @@ func configSet(c *conn, a [][]byte) error {
 		case s.fixed[name] && old != string(a[i+1]), len(a[i+1]) > maxSettingBytes:
 			return fault("ERR CONFIG SET failed (possibly related to argument '" + string(word(a[i], 1024)) + "') - can't set immutable config")
 		}
+		if name == trackedKeys {
+			switch n, err := strconv.ParseInt(string(a[i+1]), 10, 64); {
+			case err != nil:
+				return fault("ERR CONFIG SET failed (possibly related to argument '" + string(word(a[i], 1024)) + "') - argument couldn't be parsed into an integer")
+			case n < 0:
+				return fault("ERR CONFIG SET failed (possibly related to argument '" + string(word(a[i], 1024)) + "') - argument must be between 0 and 9223372036854775807 inclusive")
+			}
+		}
 		seen[name] = true
 	}
 	for i := 2; i < len(a); i += 2 {
@@ -125,6 +133,9 @@ func configSet(c *conn, a [][]byte) error {
 	c.ok()
 	return nil
 }
+
+// trackedKeys names the setting that bounds the keys which clients that track may keep.
+const trackedKeys = "tracking-table-max-keys"
 
 // keyspaceEvents names the setting that has events of keys published.
 const keyspaceEvents = "notify-keyspace-events"

@@ -90,7 +90,7 @@ func (c *conn) remember(cmd *command, args [][]byte) {
 		return
 	}
 	t := &c.s.caches
-	most, longest := c.s.settings.number("tracking-table-max-keys"), c.s.maxKeyBytes()
+	most, longest := c.s.settings.number(trackedKeys), c.s.maxKeyBytes()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	mine := t.readers[c].keys
@@ -152,7 +152,7 @@ func (s *Server) changed(key []byte, by *conn) {
 	}
 	for c, r := range t.readers {
 		if r.bcast && !(r.noloop && c == by) && slices.ContainsFunc(r.prefixes, func(p string) bool { return strings.HasPrefix(string(key), p) }) {
-			s.invalidate(c, r, string(key))
+			s.invalidate(c, r, string(key), false)
 		}
 	}
 }
@@ -166,7 +166,7 @@ func (s *Server) outdate(key string, by *conn) {
 		if r.noloop && c == by {
 			continue
 		}
-		s.invalidate(c, r, key)
+		s.invalidate(c, r, key, false)
 		t.drop(key, c, r)
 	}
 }
@@ -183,17 +183,17 @@ func (s *Server) outdateAll() {
 	t.items = 0
 	for c, r := range t.readers {
 		clear(r.keys)
-		s.invalidate(c, r, "")
+		s.invalidate(c, r, "", true)
 	}
 }
 
 // invalidationChannel is where RESP2 connections hear of changes.
 const invalidationChannel = "__redis__:invalidate"
 
-// invalidate tells a client that a key has changed; no key: that all have.
+// invalidate tells a client that a key has changed, or that every one has.
 // Preconditions: caches.mu is held.
-func (s *Server) invalidate(c *conn, r *told, key string) {
-	if key != "" && r.bcast && !r.user.rights.Load().mayTouch([]byte(key), looks) {
+func (s *Server) invalidate(c *conn, r *told, key string, every bool) {
+	if !every && r.bcast && !r.user.rights.Load().mayTouch([]byte(key), looks) {
 		return // of others: a key that is remembered could be read, whatever the rights are now
 	}
 	own := c.version()
@@ -227,7 +227,7 @@ func (s *Server) invalidate(c *conn, r *told, key string) {
 		return append(head(b), "$-1\r\n"...)
 	}
 	one := all
-	if key != "" {
+	if !every {
 		one = func(b []byte) []byte { return appendBulk(appendArray(head(b), '*', 1), key) }
 	}
 	to.pushes.add(one, all)

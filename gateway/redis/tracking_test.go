@@ -83,7 +83,11 @@ func TestTrackingAsRedis(t *testing.T) {
 					if addr == ours {
 						settle()
 					}
-					p.send(frame(strings.Fields(strings.ReplaceAll(s.line, "{0}", ids[0]))...))
+					words := strings.Fields(strings.ReplaceAll(s.line, "{0}", ids[0]))
+					for i := range words {
+						words[i] = strings.ReplaceAll(words[i], "EMPTY", "")
+					}
+					p.send(frame(words...))
 					n := 1
 					switch w := strings.Fields(s.line); {
 					case strings.HasSuffix(w[0], "SUBSCRIBE") && len(w) > 1:
@@ -590,4 +594,17 @@ func TestManyInvalidationsAreOne(t *testing.T) {
 	quiet.do("SET", "more", "v")
 	for p.reply().String() != told("more") {
 	}
+}
+
+// A record that another program has damaged is told as a change too.
+func TestDamagedRecordIsTold(t *testing.T) {
+	_, tree := newTree(t, testcluster.Options{})
+	p := dial(t, gateway(t, redis.Config{Tree: tree}))
+	p.do("HELLO", "3")
+	require.Equal(t, "+OK", p.cmd("CLIENT TRACKING ON"))
+	p.cmd("MGET a b")
+	require.NoError(t, tree.Put(t.Context(), redis.AppendKey(nil, 0, []byte("a")), []byte{7, 7}))
+	require.NoError(t, tree.Put(t.Context(), redis.AppendKey(nil, 0, []byte("b")), redis.AppendString(nil, nil)))
+	require.Equal(t, told("a"), p.reply().String())
+	require.Equal(t, told("b"), p.reply().String())
 }
