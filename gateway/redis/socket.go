@@ -248,8 +248,10 @@ func (k *socket) end() {
 // close ends the connection, in either state.
 func (k *socket) close() {
 	if k.own >= 0 {
+		k.way.Lock() // for a moment: nobody writes while the socket is detached
 		unix.Close(k.own)
 		k.own = -1
+		k.way.Unlock()
 		k.s.close.Add(-1)
 	}
 	hangUp(k.nc)
