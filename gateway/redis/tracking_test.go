@@ -64,7 +64,9 @@ func TestTrackingAsRedis(t *testing.T) {
 		"redirect": {{0, "SUBSCRIBE __redis__:invalidate", nil}, {0, "GET a", nil}, {0, "PING", nil}, {0, "PING x", nil}, {1, "CLIENT TRACKING ON REDIRECT {0}", nil}, {1, "GET r", nil}, {2, "SET r 1", []int{0}},
 			{1, "GET r", nil}, {2, "FLUSHDB", []int{0}}, {0, "UNSUBSCRIBE", nil}, {0, "UNSUBSCRIBE", nil}, {1, "GET r", nil}, {2, "SET r 2", nil}, {0, "GET r", nil}},
 		"redirect to itself": {{0, "CLIENT TRACKING ON REDIRECT {0}", nil}, {0, "MGET r1 r2", nil}, {1, "SET r1 1", nil}, {0, "SUBSCRIBE __redis__:invalidate", nil}, {1, "SET r2 1", []int{0}}},
-		"resp2":              {{0, "CLIENT TRACKING ON", nil}, {0, "GET a", nil}, {1, "SET a 1", nil}, {0, "GET a", nil}},
+		"empty key": {{0, "HELLO 3", nil}, {0, "CLIENT TRACKING ON", nil}, {0, "GET EMPTY", nil}, {0, "GET a", nil}, {1, "SET EMPTY 1", []int{0}}, {1, "SET a 1", []int{0}},
+			{0, "CONFIG SET tracking-table-max-keys abc", nil}, {0, "CONFIG SET tracking-table-max-keys -1", nil}, {0, "CONFIG SET tracking-table-max-keys 1000000", nil}},
+		"resp2": {{0, "CLIENT TRACKING ON", nil}, {0, "GET a", nil}, {1, "SET a 1", nil}, {0, "GET a", nil}},
 		"subscriptions": {{0, "SUBSCRIBE a b a", nil}, {0, "PSUBSCRIBE a* b", nil}, {0, "UNSUBSCRIBE a c", nil}, {0, "PUNSUBSCRIBE", nil}, {0, "UNSUBSCRIBE b", nil}, {0, "PUNSUBSCRIBE", nil},
 			{1, "HELLO 3", nil}, {1, "PSUBSCRIBE x", nil}, {1, "GET nothing", nil}, {1, "PING", nil}, {1, "RESET", nil}, {1, "GET nothing", nil}},
 	}
