@@ -34,7 +34,7 @@ type gatewayFlightCmd struct {
 	MessageBytes sizeFlag          `default:"16MiB" help:"Largest message of a client, and so the largest batch that can be put. 65MiB take every value."`
 	MaxClients   int               `default:"256" help:"Connections at once."`
 	MaxSessions  int               `default:"64" help:"Sessions that are open for callers at once: one for each token and tenant."`
-	SlowReader   time.Duration     `default:"5m" help:"How long a client may leave a batch unread before its connection is closed."`
+	SlowReader   time.Duration     `default:"5m" help:"How long a client may leave a batch unread before its connection is closed, and how long a put may wait for its next batch."`
 	TicketTTL    time.Duration     `name:"ticket-ttl" default:"1h" help:"How long a ticket is good."`
 	Cache        sizeFlag          `default:"32MiB" help:"Inner nodes kept in this process, for each tree that a caller reads."`
 }

@@ -36,8 +36,9 @@ type callers struct {
 
 	mu    sync.Mutex // guards all below, and the fields of callers that say so
 	known map[callerKey]*caller
-	live  int  // sessions that are open or being opened
-	ended bool // the server has
+	live  int               // sessions that are open or being opened
+	puts  map[tokenHash]int // DoPut that run, by token
+	ended bool              // the server has
 	wg    sync.WaitGroup
 }
 
@@ -45,6 +46,7 @@ type callers struct {
 type caller struct {
 	principal
 	key   callerKey
+	first *budget       // streams that wait for their first message
 	ready chan struct{} // closed when c or err is set
 	c     *client.Client
 	err   error
@@ -60,7 +62,7 @@ type caller struct {
 }
 
 func (s *callers) init(cfg *Config) {
-	*s = callers{cfg: cfg, idle: idleSession, old: oldSession, opening: newBudget(maxOpening), known: map[callerKey]*caller{}}
+	*s = callers{cfg: cfg, idle: idleSession, old: oldSession, opening: newBudget(maxOpening), known: map[callerKey]*caller{}, puts: map[tokenHash]int{}}
 }
 
 // count is the number of sessions.
@@ -125,7 +127,7 @@ func (s *callers) find(p principal) (*caller, error) {
 	if s.live >= s.cfg.Callers && !s.makeRoom() {
 		return nil, status.Errorf(codes.ResourceExhausted, "%d callers have sessions here: ask another server, or try again later", s.live)
 	}
-	c = &caller{principal: p, key: key, ready: make(chan struct{}), users: 1, opened: time.Now(), trees: map[string]*kv.Tree{}}
+	c = &caller{principal: p, key: key, first: newBudget(maxFirst), ready: make(chan struct{}), users: 1, opened: time.Now(), trees: map[string]*kv.Tree{}}
 	s.known[key] = c
 	s.live++
 	s.wg.Go(func() { s.connect(c) })
@@ -190,6 +192,26 @@ func (s *callers) leave(c *caller) {
 			s.retire(c)
 		}
 	})
+}
+
+// beginPut counts a DoPut of a caller, which endPut ends. Those of one token leave slots to others. Callers without a token are not told from each other.
+func (s *callers) beginPut(c *caller) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	most := max(1, s.cfg.PutStreams/2)
+	if c.token != "" && s.puts[c.key.token] >= most {
+		return status.Errorf(codes.ResourceExhausted, "%d streams of this caller are put here already: try again, or ask another server", most)
+	}
+	s.puts[c.key.token]++
+	return nil
+}
+
+func (s *callers) endPut(c *caller) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.puts[c.key.token]--; s.puts[c.key.token] == 0 {
+		delete(s.puts, c.key.token)
+	}
 }
 
 // retire has no further call use a session. It ends with its last use. mu is held.

@@ -79,3 +79,13 @@ func Forget(s *Server) {
 		s.callers.retire(c)
 	}
 }
+
+// PutsOf is how many DoPut run, with those that wait for a schema.
+func PutsOf(s *Server) (n int) {
+	s.callers.mu.Lock()
+	defer s.callers.mu.Unlock()
+	for _, of := range s.callers.puts {
+		n += of
+	}
+	return n
+}

@@ -7,6 +7,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -29,6 +30,9 @@ const (
 	// maxStrangers is how many calls may run at a time whose token has no open session: each may send a message of Config.MessageBytes
 	// before its token is checked.
 	maxStrangers = 16
+	// maxFirst is how many streams of a caller may wait for their first message at a time, and firstMessage how long they may.
+	maxFirst     = 4
+	firstMessage = 10 * time.Second
 )
 
 // principal is who makes a call, as far as the call says it.
@@ -41,9 +45,11 @@ func (p principal) key() callerKey { return callerKey{sha256.Sum256([]byte(p.tok
 
 // callerKey is a principal with a hash in the place of the token.
 type callerKey struct {
-	token  [sha256.Size]byte
+	token  tokenHash
 	tenant string
 }
+
+type tokenHash [sha256.Size]byte
 
 // principalOf reads the headers of a call.
 func principalOf(h metadata.MD) (p principal, err error) {
@@ -162,13 +168,53 @@ func (s *Server) unary(ctx context.Context, q any, info *grpc.UnaryServerInfo, n
 }
 
 func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-	return s.serve(ss.Context(), info.FullMethod, func(ctx context.Context) error { return next(srv, &admitted{ss, ctx}) })
+	return s.serve(ss.Context(), info.FullMethod, func(ctx context.Context) error {
+		return next(srv, &admitted{ServerStream: ss, ctx: ctx, limit: s.cfg.SlowReader})
+	})
 }
 
-// admitted is a stream whose context names the caller.
+// admitted is a stream whose context names the caller, and whose caller has to go on.
 type admitted struct {
 	grpc.ServerStream
-	ctx context.Context
+	ctx   context.Context
+	limit time.Duration // for a message
+	begun bool          // the first message has come
 }
 
 func (a *admitted) Context() context.Context { return a.ctx }
+
+// RecvMsg waits for a message, for a time: a caller that sends nothing keeps no slot. First messages of a caller come few at a time, because no slot
+// is taken for them.
+func (a *admitted) RecvMsg(m any) error {
+	if a.begun {
+		return a.receive(a.ctx, a.limit, m)
+	}
+	limit := min(a.limit, firstMessage)
+	ctx, cancel := context.WithTimeout(a.ctx, limit)
+	defer cancel()
+	first := callerOf(a.ctx).first
+	if err := first.take(ctx, 1); err != nil {
+		return status.Errorf(codes.ResourceExhausted, "%d streams of this caller are without their first message: try again", maxFirst)
+	}
+	defer first.give(1)
+	a.begun = true
+	return a.receive(ctx, limit, m)
+}
+
+// receive waits for a message until limit is over. The caller gives the stream up then, which ends the goroutine.
+func (a *admitted) receive(ctx context.Context, limit time.Duration, m any) error {
+	got := make(chan error, 1)
+	go func() { got <- a.ServerStream.RecvMsg(m) }()
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	select {
+	case err := <-got:
+		return err
+	case <-late.C:
+	case <-ctx.Done():
+	}
+	if err := a.ctx.Err(); err != nil {
+		return err
+	}
+	return status.Errorf(codes.DeadlineExceeded, "no message has come for %v", limit)
+}

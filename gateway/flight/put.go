@@ -34,29 +34,34 @@ type PutResult struct {
 // changes nothing; one that fails may have been put in part, and the error says how much of it. To put a batch again gives the same tree.
 func (s *Server) DoPut(stream arrowflight.FlightService_DoPutServer) error {
 	ctx := stream.Context()
-	if !s.puts.try(1) {
+	c := callerOf(ctx)
+	if c.c.ReadOnly() { // before anything of it is read
+		return status.Error(codes.PermissionDenied, "this token may read, and not write")
+	}
+	if err := s.callers.beginPut(c); err != nil {
+		s.stats.refused.Add(1)
+		return err
+	}
+	defer s.callers.endPut(c)
+	r, err := arrowflight.NewRecordReader(&incoming{FlightService_DoPutServer: stream})
+	if err != nil {
+		return refused(err)
+	}
+	defer r.Release()
+	if !s.puts.try(1) { // now: a caller without a schema holds no slot
 		s.stats.refused.Add(1)
 		return status.Errorf(codes.ResourceExhausted, "%d streams are put here already: try again, or ask another server", s.cfg.PutStreams)
 	}
 	defer s.puts.give(1)
 	s.stats.putting.Add(1)
 	defer s.stats.putting.Add(-1)
-	r, err := arrowflight.NewRecordReader(&incoming{FlightService_DoPutServer: stream})
-	if err != nil {
-		return refused(err)
-	}
-	defer r.Release()
 	d := r.LatestFlightDescriptor()
 	if d == nil || d.Type != arrowflight.DescriptorPATH || len(d.Path) != 1 {
 		return status.Error(codes.InvalidArgument, "descriptor: want PATH [tree] with the schema")
 	}
-	c := callerOf(ctx)
 	t, err := c.tree(ctx, d.Path[0], s.cfg.CacheBytes)
 	if err != nil {
 		return err
-	}
-	if c.c.ReadOnly() {
-		return status.Errorf(codes.PermissionDenied, "tree %q: this token may read, and not write", d.Path[0])
 	}
 	at, err := columnsToPut(r.Schema())
 	if err != nil {

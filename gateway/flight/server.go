@@ -31,6 +31,9 @@ const (
 	lastWords = 5 * time.Second
 	// idleConnection is how long a connection without calls stays open.
 	idleConnection = 10 * time.Minute
+	// pingAfter is when a connection that is silent is asked whether its peer is there, pingTimeout how long the answer may take.
+	pingAfter   = time.Minute
+	pingTimeout = 20 * time.Second
 	// windowBytes is what a peer may send of a stream before the server reads it.
 	windowBytes = 1 << 20
 )
@@ -54,7 +57,7 @@ type Config struct {
 	MessageBytes int           // of a message that a caller sends; 0: 16 MiB
 	Connections  int           // at a time; 0: 256
 	Callers      int           // sessions for callers at a time; 0: 64
-	SlowReader   time.Duration // for which a batch may be left unread before its connection is closed; 0: 5 minutes
+	SlowReader   time.Duration // for which a batch may be left unread before its connection is closed, and a DoPut may send none; 0: 5 minutes
 	TicketTTL    time.Duration // for which a ticket is good; 0: 1 hour
 	CacheBytes   int           // of inner nodes of each tree that is open; 0: btree's default
 	Logger       *slog.Logger  // nil: slog.Default
@@ -172,7 +175,7 @@ func (s *Server) Serve(ctx context.Context, secured *tls.Config, listeners ...ne
 		grpc.Creds(&handshakes{config: secured}),
 		grpc.MaxRecvMsgSize(s.cfg.MessageBytes), grpc.MaxHeaderListSize(maxHeaderBytes), grpc.MaxConcurrentStreams(uint32(s.cfg.ReadStreams+s.cfg.PutStreams)),
 		grpc.ConnectionTimeout(handshakeTimeout), grpc.InitialWindowSize(windowBytes), grpc.InitialConnWindowSize(windowBytes),
-		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idleConnection}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idleConnection, Time: pingAfter, Timeout: pingTimeout}),
 		grpc.InTapHandle(s.tap), grpc.UnaryInterceptor(s.unary), grpc.StreamInterceptor(s.stream),
 	)
 	arrowflight.RegisterFlightServiceServer(g, s)
