@@ -18,7 +18,7 @@ import (
 const (
 	// idleSession is how long a session stays open when its caller has no call.
 	idleSession = time.Minute
-	// oldSession is when new calls of a caller get a new session: a right to write that was taken away ends with the old one.
+	// oldSession is when new calls of a caller get a new session, if there is room: a right to write that was taken away ends with the old one.
 	oldSession = 5 * time.Minute
 	// openTimeout bounds the opening of a session.
 	openTimeout = 30 * time.Second
@@ -28,18 +28,22 @@ const (
 	maxTrees = 64
 )
 
+// noToken is the hash of no token.
+var noToken = principal{}.key().token
+
 // callers are the sessions of those that call: one for each token and tenant.
 type callers struct {
 	cfg       *Config
 	idle, old time.Duration
 	opening   *budget
 
-	mu    sync.Mutex // guards all below, and the fields of callers that say so
-	known map[callerKey]*caller
-	live  int               // sessions that are open or being opened
-	puts  map[tokenHash]int // DoPut that run, by token
-	ended bool              // the server has
-	wg    sync.WaitGroup
+	mu     sync.Mutex // guards all below, and the fields of callers that say so
+	known  map[callerKey]*caller
+	live   int               // sessions that are open or being opened
+	tokens map[tokenHash]int // live, by token
+	puts   map[tokenHash]int // DoPut that run, by token
+	ended  bool              // the server has
+	wg     sync.WaitGroup
 }
 
 // caller is one session.
@@ -62,7 +66,7 @@ type caller struct {
 }
 
 func (s *callers) init(cfg *Config) {
-	*s = callers{cfg: cfg, idle: idleSession, old: oldSession, opening: newBudget(maxOpening), known: map[callerKey]*caller{}, puts: map[tokenHash]int{}}
+	*s = callers{cfg: cfg, idle: idleSession, old: oldSession, opening: newBudget(maxOpening), known: map[callerKey]*caller{}, puts: map[tokenHash]int{}, tokens: map[tokenHash]int{}}
 }
 
 // count is the number of sessions.
@@ -113,32 +117,51 @@ func (s *callers) find(p principal) (*caller, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.known[key]
-	if c != nil && time.Since(c.opened) > s.old {
-		s.retire(c)
-		c = nil
-	}
-	if c != nil {
+	if c != nil && time.Since(c.opened) <= s.old {
 		c.users++
 		return c, nil
 	}
 	if s.ended {
 		return nil, status.Error(codes.Unavailable, "the server ends: ask another one")
 	}
-	if s.live >= s.cfg.Callers && !s.makeRoom() {
-		return nil, status.Errorf(codes.ResourceExhausted, "%d callers have sessions here: ask another server, or try again later", s.live)
+	if c != nil && c.users == 0 { // it makes its own room
+		s.retire(c)
+		c = nil
+	}
+	switch err := s.room(key.token); {
+	case err != nil && c != nil: // better an old session than none
+		c.users++
+		return c, nil
+	case err != nil:
+		return nil, err
+	case c != nil:
+		s.retire(c)
 	}
 	c = &caller{principal: p, key: key, first: newBudget(maxFirst), ready: make(chan struct{}), users: 1, opened: time.Now(), trees: map[string]*kv.Tree{}}
 	s.known[key] = c
 	s.live++
+	s.tokens[key.token]++
 	s.wg.Go(func() { s.connect(c) })
 	return c, nil
 }
 
-// makeRoom closes the session that was unused for the longest time, if any is unused. mu is held.
-func (s *callers) makeRoom() bool {
+// room makes room for one more session of a token. Those of one token, in several tenants or old ones in use, leave some to others; callers
+// without a token are not told from each other. mu is held.
+func (s *callers) room(token tokenHash) error {
+	if most := max(1, s.cfg.Callers/2); token != noToken && s.tokens[token] >= most && !s.makeRoom(func(c *caller) bool { return c.key.token == token }) {
+		return status.Errorf(codes.ResourceExhausted, "this token has %d sessions here: end some of their calls, ask another server, or try again later", most)
+	}
+	if s.live >= s.cfg.Callers && !s.makeRoom(func(*caller) bool { return true }) {
+		return status.Errorf(codes.ResourceExhausted, "%d callers have sessions here: ask another server, or try again later", s.live)
+	}
+	return nil
+}
+
+// makeRoom closes the session that was unused for the longest time among some, if any is unused. mu is held.
+func (s *callers) makeRoom(among func(*caller) bool) bool {
 	var longest *caller
 	for _, c := range s.known {
-		if c.users == 0 && (longest == nil || c.unused.Before(longest.unused)) {
+		if c.users == 0 && among(c) && (longest == nil || c.unused.Before(longest.unused)) {
 			longest = c
 		}
 	}
@@ -229,6 +252,9 @@ func (s *callers) retire(c *caller) {
 // end closes a session that no call uses. mu is held.
 func (s *callers) end(c *caller) {
 	s.live--
+	if s.tokens[c.key.token]--; s.tokens[c.key.token] == 0 {
+		delete(s.tokens, c.key.token)
+	}
 	s.wg.Go(func() {
 		<-c.ready
 		if c.c == nil {

@@ -140,6 +140,48 @@ func TestSessionsOfCallers(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// An old session that is in use stays the caller's own while there is no room for another one; one token has half of the sessions.
+func TestSessionsThatAreOld(t *testing.T) {
+	w := newWorld(t, testcluster.Options{Token: "the cluster's own", RegionBytes: 64 << 20})
+	w.tree("users", 4000, 4000)
+	for _, name := range []string{"shop", "bank"} {
+		_, err := w.Control().CreateTenant(t.Context(), connect.NewRequest(&quarrypb.CreateTenantRequest{Name: name}))
+		require.NoError(t, err)
+	}
+	s, addr := w.serve(flight.Config{Callers: 4})
+	ctx, c := as(t.Context(), w.Options.Token), dial(t, addr)
+	in := func(tenant string) error {
+		_, err := c.GetFlightInfo(as(t.Context(), w.Options.Token, flight.TenantHeader, tenant), path("users"))
+		return err
+	}
+	open := func() arrowflight.FlightService_DoGetClient {
+		info, err := c.GetFlightInfo(ctx, command(t, flight.Request{Tree: "users", Parts: 1}))
+		require.NoError(t, err)
+		stream, err := c.DoGet(ctx, info.Endpoint[0].Ticket)
+		require.NoError(t, err)
+		_, err = stream.Recv()
+		require.NoError(t, err)
+		return stream
+	}
+	open()
+	require.EqualValues(t, 1, s.Stats().Callers)
+	flight.Age(s)
+	open()
+	require.EqualValues(t, 2, s.Stats().Callers, "there is room for a new one")
+	flight.Age(s)
+	_, err := c.GetFlightInfo(ctx, path("users"))
+	require.NoError(t, err, "there is none, and the old one works")
+	require.EqualValues(t, 2, s.Stats().Callers)
+	fails(t, in("shop"), codes.ResourceExhausted, "this token has 2 sessions here")
+	_, other := w.tokenOf("", "")
+	_, err = c.GetFlightInfo(as(t.Context(), other), path("users"))
+	require.NoError(t, err)
+	flight.Age(s)
+	_, err = c.GetFlightInfo(as(t.Context(), other), path("users"))
+	require.NoError(t, err)
+	require.EqualValues(t, 3, s.Stats().Callers, "an old one that is not in use makes room")
+}
+
 // Calls whose tokens are not known yet are few at a time, so that little is read of strangers; callers that are known are served meanwhile.
 func TestStrangersAreFew(t *testing.T) {
 	w := newWorld(t, testcluster.Options{Token: "the cluster's own"})
