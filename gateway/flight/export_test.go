@@ -4,6 +4,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/apache/arrow-go/v18/arrow"
 	arrowflight "github.com/apache/arrow-go/v18/arrow/flight"
 	"google.golang.org/grpc/codes"
 )
@@ -39,7 +40,9 @@ func Decode(messages []*arrowflight.FlightData) (keys, values [][]byte, err erro
 		if err != nil {
 			return nil, nil, err
 		}
-		keys, values = append(keys, e.keys...), append(values, e.values...)
+		for _, row := range e.order {
+			keys, values = append(keys, e.keys(row)), append(values, e.values(row))
+		}
 	}
 	return keys, values, r.Err()
 }
@@ -97,4 +100,13 @@ func Age(s *Server) {
 	for _, c := range s.callers.known {
 		c.opened = time.Time{}
 	}
+}
+
+// MaxPutRows of a batch.
+const MaxPutRows = maxPutRows
+
+// Order sorts a batch as DoPut does, and says how many rows it has.
+func Order(b arrow.RecordBatch) (int, error) {
+	e, err := entriesOf(b, positions{0, 1})
+	return len(e.order), err
 }

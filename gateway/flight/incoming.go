@@ -35,6 +35,7 @@ const (
 type incoming struct {
 	arrowflight.FlightService_DoPutServer
 	first bool // the schema has come
+	bytes int  // of the last message's body
 }
 
 // Recv implements arrowflight.DataStreamReader.
@@ -49,7 +50,7 @@ func (i *incoming) Recv() (*arrowflight.FlightData, error) {
 	if err := checkMessage(d.DataHeader, !i.first); err != nil {
 		return nil, err
 	}
-	i.first = true
+	i.first, i.bytes = true, len(d.DataBody)
 	return d, nil
 }
 

@@ -20,8 +20,13 @@ import (
 	"github.com/quarrystore/quarry/client"
 )
 
-// putOnce is how many keys go to the tree in one call, between which the stream may be canceled.
-const putOnce = 1024
+const (
+	// putOnce is how many keys go to the tree in one call, between which the stream may be canceled.
+	putOnce = 1024
+	// maxPutRows of a batch, each of which takes rowBytes beside its bytes.
+	maxPutRows = 1 << 20
+	rowBytes   = 8 // sorting takes as much again as the order
+)
 
 // PutResult is the metadata that acknowledges a batch, as JSON.
 type PutResult struct {
@@ -43,7 +48,8 @@ func (s *Server) DoPut(stream arrowflight.FlightService_DoPutServer) error {
 		return err
 	}
 	defer s.callers.endPut(c)
-	r, err := arrowflight.NewRecordReader(&incoming{FlightService_DoPutServer: stream})
+	in := &incoming{FlightService_DoPutServer: stream}
+	r, err := arrowflight.NewRecordReader(in)
 	if err != nil {
 		return refused(err)
 	}
@@ -70,14 +76,9 @@ func (s *Server) DoPut(stream arrowflight.FlightService_DoPutServer) error {
 	done := PutResult{}
 	for r.Next() {
 		done.Batch++
-		e, err := entriesOf(r.RecordBatch(), at)
-		if err != nil {
-			return status.Errorf(codes.InvalidArgument, "batch %d: %v; nothing of it is put, %d puts of earlier batches are done", done.Batch, err, done.Total)
-		}
-		if err := s.put(ctx, t, e, done); err != nil {
+		if done.Puts, err = s.putBatch(ctx, t, r.RecordBatch(), at, in.bytes, done); err != nil {
 			return err
 		}
-		done.Puts = len(e.keys)
 		done.Total += int64(done.Puts)
 		ack, err := json.Marshal(done)
 		if err != nil {
@@ -91,6 +92,20 @@ func (s *Server) DoPut(stream arrowflight.FlightService_DoPutServer) error {
 		return refused(fmt.Errorf("behind batch %d, %d puts are done: %w", done.Batch, done.Total, err))
 	}
 	return nil
+}
+
+// putBatch puts a batch that has come in a message of some bytes. It waits for memory for these and for its order, as readers do for theirs.
+func (s *Server) putBatch(ctx context.Context, t *kv.Tree, b arrow.RecordBatch, at positions, bytes int, done PutResult) (int, error) {
+	share := min(int64(bytes)+rowBytes*min(b.NumRows(), maxPutRows), s.cfg.MemoryBytes)
+	if err := s.memory.take(ctx, share); err != nil {
+		return 0, err
+	}
+	defer s.memory.give(share)
+	e, err := entriesOf(b, at)
+	if err != nil {
+		return 0, status.Errorf(codes.InvalidArgument, "batch %d: %v; nothing of it is put, %d puts of earlier batches are done", done.Batch, err, done.Total)
+	}
+	return len(e.order), s.put(ctx, t, e, done)
 }
 
 // refused is what cannot be decoded. Errors of gRPC, such as a message that is too long or a stream that was canceled, keep their code.
@@ -132,45 +147,53 @@ func columnsToPut(s *arrow.Schema) (at positions, err error) {
 	return at, nil
 }
 
-// entries are the keys and values of a batch, sorted by key. The bytes are those of the batch.
-type entries struct{ keys, values [][]byte }
+// entries are the rows of a batch in the order of their keys. The bytes are those of the batch: no slice of each row is made, which would
+// take many times the memory of short rows.
+type entries struct {
+	keys, values column
+	order        []int32 // row numbers
+}
+
+// column is the value of a row.
+type column func(row int32) []byte
 
 // entriesOf checks a whole batch, and sorts it. Equal keys stay in their order, of which PutMany keeps the last.
 func entriesOf(b arrow.RecordBatch, at positions) (e entries, err error) {
-	keys, err := bytesOf(b.Column(at.key))
-	if err != nil {
-		return e, fmt.Errorf("column %s: %w", KeyColumn, err)
+	if b.NumRows() > maxPutRows {
+		return e, fmt.Errorf("%d rows, at most %d: send smaller batches", b.NumRows(), maxPutRows)
 	}
-	values, err := bytesOf(b.Column(at.value))
-	if err != nil {
-		return e, fmt.Errorf("column %s: %w", ValueColumn, err)
+	keys, values := b.Column(at.key), b.Column(at.value)
+	if keys.Len() != values.Len() {
+		return e, fmt.Errorf("%d keys and %d values", keys.Len(), values.Len())
 	}
-	if len(keys) != len(values) {
-		return e, fmt.Errorf("%d keys and %d values", len(keys), len(values))
-	}
-	order := make([]int, len(keys))
-	for i, k := range keys {
-		if order[i] = i; len(k) == 0 || len(k) > btree.MaxKeyBytes {
-			return e, fmt.Errorf("row %d: a key of %d bytes, want 1 to %d", i, len(k), btree.MaxKeyBytes)
-		}
-		if v := values[i]; len(v) > btree.MaxValueBytes {
-			return e, fmt.Errorf("row %d: a value of %d bytes, at most %d", i, len(v), btree.MaxValueBytes)
-		}
-	}
-	slices.SortStableFunc(order, func(a, b int) int { return bytes.Compare(keys[a], keys[b]) })
-	for _, i := range order {
-		e.keys, e.values = append(e.keys, keys[i]), append(e.values, values[i])
-	}
-	return e, nil
-}
-
-// bytesOf are the values of a column, none of which may be null. The bytes are those of the batch.
-func bytesOf(a arrow.Array) (out [][]byte, err error) {
 	defer func() {
 		if recover() != nil {
 			err = errors.New("its buffers are damaged")
 		}
 	}()
+	if e.keys, err = bytesOf(keys); err != nil {
+		return e, fmt.Errorf("column %s: %w", KeyColumn, err)
+	}
+	if e.values, err = bytesOf(values); err != nil {
+		return e, fmt.Errorf("column %s: %w", ValueColumn, err)
+	}
+	e.order = make([]int32, keys.Len())
+	for i := range e.order {
+		row := int32(i)
+		e.order[i] = row
+		if n := len(e.keys(row)); n == 0 || n > btree.MaxKeyBytes {
+			return e, fmt.Errorf("row %d: a key of %d bytes, want 1 to %d", i, n, btree.MaxKeyBytes)
+		}
+		if n := len(e.values(row)); n > btree.MaxValueBytes {
+			return e, fmt.Errorf("row %d: a value of %d bytes, at most %d", i, n, btree.MaxValueBytes)
+		}
+	}
+	slices.SortStableFunc(e.order, func(a, b int32) int { return bytes.Compare(e.keys(a), e.keys(b)) })
+	return e, nil
+}
+
+// bytesOf are the values of a column, none of which may be null.
+func bytesOf(a arrow.Array) (column, error) {
 	if a.NullN() > 0 {
 		return nil, fmt.Errorf("%d of %d rows are null", a.NullN(), a.Len())
 	}
@@ -179,39 +202,40 @@ func bytesOf(a arrow.Array) (out [][]byte, err error) {
 			return nil, err
 		}
 	}
-	out = make([][]byte, a.Len())
-	for i := range out {
-		switch a := a.(type) {
-		case *array.Binary:
-			out[i] = a.Value(i)
-		case *array.LargeBinary:
-			out[i] = a.Value(i)
-		case *array.String:
-			out[i] = []byte(a.Value(i))
-		case *array.LargeString:
-			out[i] = []byte(a.Value(i))
-		}
+	c := a.(array.BinaryLike) // columnsToPut has looked
+	if a.Len() == 0 {
+		return nil, nil
 	}
-	return out, nil
+	all, first := c.ValueBytes(), c.ValueOffset64(0)
+	return func(row int32) []byte {
+		from := c.ValueOffset64(int(row)) - first
+		to := from + int64(c.ValueLen(int(row)))
+		return all[from:to:to]
+	}, nil
 }
 
 // put puts a batch. before is what was done of the stream until then.
 func (s *Server) put(ctx context.Context, t *kv.Tree, e entries, before PutResult) error {
 	done, size := 0, 0
-	for done < len(e.keys) {
-		end := min(done+putOnce, len(e.keys))
-		errs := t.PutMany(ctx, e.keys[done:end], e.values[done:end])
+	keys, values := make([][]byte, 0, putOnce), make([][]byte, 0, putOnce)
+	for done < len(e.order) {
+		keys, values = keys[:0], values[:0]
+		end := min(done+putOnce, len(e.order))
+		for _, row := range e.order[done:end] {
+			keys, values = append(keys, e.keys(row)), append(values, e.values(row))
+		}
+		errs := t.PutMany(ctx, keys, values)
 		failed := tally(errs)
 		put := len(errs) - failed.not - failed.unknown
 		s.stats.rowsPut.Add(uint64(put))
 		if failed.err != nil {
 			done += put
-			not := len(e.keys) - done - failed.unknown
+			not := len(e.order) - done - failed.unknown
 			return status.Errorf(codeOf(failed.err), "batch %d: %d of %d puts are done, %d are not, the outcome of %d is unknown; %d puts of earlier batches are done. To put the batch again is safe. %v",
-				before.Batch, done, len(e.keys), not, failed.unknown, before.Total, failed.err)
+				before.Batch, done, len(e.order), not, failed.unknown, before.Total, failed.err)
 		}
-		for i := done; i < end; i++ {
-			size += len(e.keys[i]) + len(e.values[i])
+		for i := range keys {
+			size += len(keys[i]) + len(values[i])
 		}
 		done = end
 	}

@@ -132,6 +132,35 @@ func withNull() arrow.RecordBatch {
 	return array.NewRecordBatch(binarySchema, r.Columns(), 2)
 }
 
+// A batch of many short rows takes no multiple of its message, and one with too many is refused before its rows are looked at.
+func TestManyShortRows(t *testing.T) {
+	w := newWorld(t, testcluster.Options{})
+	tree := w.tree("users", 0, 0)
+	s, addr := w.serve(flight.Config{})
+	short := func(n int) arrow.RecordBatch {
+		b := array.NewRecordBuilder(memory.DefaultAllocator, binarySchema)
+		defer b.Release()
+		for i := range n {
+			b.Field(0).(*array.BinaryBuilder).Append([]byte{byte(i)})
+			b.Field(1).(*array.BinaryBuilder).Append(nil)
+		}
+		return b.NewRecordBatch()
+	}
+	_, err := put(t.Context(), dial(t, addr), "users", binarySchema, short(flight.MaxPutRows+1))
+	fails(t, err, codes.InvalidArgument, "batch 1: 1048577 rows, at most 1048576")
+	require.Empty(t, scanned(t, tree, btree.Range{}))
+	require.Zero(t, s.Stats().MemoryBytes)
+	most := short(flight.MaxPutRows)
+	result := testing.Benchmark(func(b *testing.B) {
+		for range b.N {
+			n, err := flight.Order(most)
+			require.NoError(b, err)
+			require.Equal(b, flight.MaxPutRows, n)
+		}
+	})
+	require.Less(t, result.AllocedBytesPerOp(), int64(16*flight.MaxPutRows))
+}
+
 // Text columns, in either order, are put as their bytes.
 func TestColumnsOfText(t *testing.T) {
 	w := newWorld(t, testcluster.Options{})
