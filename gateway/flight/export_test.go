@@ -74,6 +74,9 @@ func CodeOf(err error) codes.Code { return codeOf(err) }
 // MaxStrangers is how many calls with tokens that are not known yet run at a time.
 const MaxStrangers = maxStrangers
 
+// MaxShort is how many calls run at a time that are no streams of batches.
+const MaxShort = maxShort
+
 // Forget has sessions that no call uses end now, and new calls open others.
 func Forget(s *Server) {
 	s.callers.mu.Lock()

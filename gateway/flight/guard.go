@@ -1,16 +1,19 @@
 package flight
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
@@ -25,6 +28,7 @@ const (
 	bearer         = "bearer "
 	maxTokenBytes  = 512
 	maxTenantBytes = 63
+	flightService  = "/arrow.flight.protocol.FlightService/"
 	healthService  = "/grpc.health.v1.Health/"
 	healthCheck    = healthService + "Check"
 	// maxStrangers is how many calls may run at a time whose token has no open session: each may send a message of Config.MessageBytes
@@ -33,6 +37,9 @@ const (
 	// maxFirst is how many streams of a caller may wait for their first message at a time, and firstMessage how long they may.
 	maxFirst     = 4
 	firstMessage = 10 * time.Second
+	// maxShort is how many calls may run at a time that are no streams of batches, and shortCall how long one may take.
+	maxShort  = 64
+	shortCall = 2 * time.Minute
 )
 
 // principal is who makes a call, as far as the call says it.
@@ -77,8 +84,56 @@ func principalOf(h metadata.MD) (p principal, err error) {
 	return p, nil
 }
 
-// gate counts the calls of strangers.
-type gate struct{ strangers atomic.Int64 }
+// gate counts calls.
+type gate struct {
+	strangers atomic.Int64
+
+	mu    sync.Mutex
+	short int               // calls that are no streams of batches
+	of    map[tokenHash]int // these by token
+}
+
+// slot is the place of a call that is no stream of batches. It is free again when the call has ended and its answer is written.
+type slot struct {
+	g     *gate
+	token tokenHash
+	uses  atomic.Int64
+}
+
+// enter takes a slot; one token has at most half of them.
+func (g *gate) enter(token tokenHash) *slot {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.short >= maxShort || token != noToken && g.of[token] >= maxShort/2 {
+		return nil
+	}
+	if g.of == nil {
+		g.of = map[tokenHash]int{}
+	}
+	g.short++
+	g.of[token]++
+	return &slot{g: g, token: token}
+}
+
+// hold uses a slot until what it returns is called.
+func (s *slot) hold() func(bool) {
+	s.uses.Add(1)
+	return func(bool) {
+		if s.uses.Add(-1) > 0 {
+			return
+		}
+		s.g.mu.Lock()
+		defer s.g.mu.Unlock()
+		s.g.short--
+		if s.g.of[s.token]--; s.g.of[s.token] == 0 {
+			delete(s.g.of, s.token)
+		}
+	}
+}
+
+type slotContext struct{}
+
+func slotOf(ctx context.Context) *slot { return ctx.Value(slotContext{}).(*slot) }
 
 // tap looks at the headers of a call before anything else of it is read. It refuses callers that show nothing, and strangers that are too many.
 func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
@@ -99,17 +154,44 @@ func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, erro
 		if p.token == "" && !s.cfg.Open {
 			return refuse(codes.Unauthenticated, "no token: send the header %s: Bearer TOKEN, with a token of the cluster (quarry token create)", tokenHeader)
 		}
-		if s.callers.knows(p.key()) {
+		key := p.key()
+		if !s.callers.knows(key) && !s.stranger(ctx) {
+			return refuse(codes.ResourceExhausted, "%d calls with tokens that are not known yet run already: try again", maxStrangers)
+		}
+		if _, streams := streamsOfBatches[info.FullMethodName]; streams {
 			return ctx, nil
 		}
+		place := s.calls.enter(key.token)
+		if place == nil {
+			return refuse(codes.ResourceExhausted, "%d calls run already, or half as many of this caller: try again", maxShort)
+		}
+		if info.FullMethodName != flightService+"ListFlights" { // its messages have limits of their own
+			within, cancel := context.WithTimeout(ctx, shortCall)
+			context.AfterFunc(ctx, cancel)
+			ctx = within
+		}
+		leave := place.hold()
+		context.AfterFunc(ctx, func() { leave(false) })
+		return context.WithValue(ctx, slotContext{}, place), nil
 	}
-	if s.calls.strangers.Add(1) > maxStrangers {
-		s.calls.strangers.Add(-1)
+	if !s.stranger(ctx) {
 		return refuse(codes.ResourceExhausted, "%d calls with tokens that are not known yet run already: try again", maxStrangers)
 	}
-	context.AfterFunc(ctx, func() { s.calls.strangers.Add(-1) })
 	return ctx, nil
 }
+
+// stranger counts a call of a stranger until it ends, if there are not too many.
+func (s *Server) stranger(ctx context.Context) bool {
+	if s.calls.strangers.Add(1) > maxStrangers {
+		s.calls.strangers.Add(-1)
+		return false
+	}
+	context.AfterFunc(ctx, func() { s.calls.strangers.Add(-1) })
+	return true
+}
+
+// streamsOfBatches are the calls whose streams are counted by themselves.
+var streamsOfBatches = map[string]struct{}{flightService + "DoGet": {}, flightService + "DoPut": {}}
 
 type callerContext struct{}
 
@@ -151,6 +233,10 @@ func (s *Server) serve(ctx context.Context, method string, call func(context.Con
 			err = asStatus(err)
 		}
 	}()
+	// What gRPC compresses is another message, whose end is not told.
+	if err := grpc.SetSendCompressor(ctx, encoding.Identity); err != nil {
+		return err
+	}
 	ctx, leave, err := s.admit(ctx)
 	if err != nil {
 		return err
@@ -161,7 +247,9 @@ func (s *Server) serve(ctx context.Context, method string, call func(context.Con
 
 func (s *Server) unary(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (out any, err error) {
 	err = s.serve(ctx, info.FullMethod, func(ctx context.Context) (err error) {
-		out, err = next(ctx, q)
+		if out, err = next(ctx, q); err == nil && info.FullMethod != healthCheck {
+			out = s.outgoing(ctx, out, slotOf(ctx).hold())
+		}
 		return err
 	})
 	return out, err
@@ -169,17 +257,26 @@ func (s *Server) unary(ctx context.Context, q any, info *grpc.UnaryServerInfo, n
 
 func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	return s.serve(ss.Context(), info.FullMethod, func(ctx context.Context) error {
-		return next(srv, &admitted{ServerStream: ss, ctx: ctx, limit: s.cfg.SlowReader})
+		a := &admitted{ServerStream: ss, s: s, ctx: ctx, limit: s.cfg.SlowReader}
+		a.ctx = context.WithValue(ctx, admittedContext{}, a)
+		return cmp.Or(next(srv, a), a.drain())
 	})
 }
 
 // admitted is a stream whose context names the caller, and whose caller has to go on.
 type admitted struct {
 	grpc.ServerStream
+	s     *Server
 	ctx   context.Context
+	last  *outgoing     // that was sent
 	limit time.Duration // for a message
 	begun bool          // the first message has come
 }
+
+type admittedContext struct{}
+
+// streamOf is the stream of a call.
+func streamOf(ctx context.Context) *admitted { return ctx.Value(admittedContext{}).(*admitted) }
 
 func (a *admitted) Context() context.Context { return a.ctx }
 

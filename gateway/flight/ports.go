@@ -53,14 +53,18 @@ func (b *bounded) Accept() (net.Conn, error) {
 type conn struct {
 	net.Conn
 	all    *connections
-	at     *list.Element // in all.strange; nil: a call was authenticated, or it is closed
-	closed bool          // guarded by all.mu, as at is
+	at     *list.Element   // in all.strange; nil: a call was authenticated, or it is closed
+	closed bool            // guarded by all.mu, as at is
+	ctx    context.Context // ends when it is closed
+	end    context.CancelFunc
+	hung   sync.Once // it is closed because a caller does not read
 }
 
 func (c *connections) add(nc net.Conn) *conn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := &conn{Conn: nc, all: c}
+	n.ctx, n.end = context.WithCancel(context.Background())
 	n.at = c.strange.PushBack(n)
 	if c.open++; c.open > c.most {
 		c.refused.Add(1)
@@ -77,6 +81,7 @@ func (n *conn) forget() {
 		return
 	}
 	n.closed = true
+	n.end()
 	n.all.open--
 	n.known()
 }

@@ -3,12 +3,10 @@ package flight
 import (
 	"bytes"
 	"context"
-	"time"
 
 	arrowflight "github.com/apache/arrow-go/v18/arrow/flight"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/quarrystore/quarry/btree"
@@ -25,15 +23,17 @@ func (s *Server) DoGet(q *arrowflight.Ticket, out arrowflight.FlightService_DoGe
 	defer s.reads.give(1)
 	s.stats.reading.Add(1)
 	defer s.stats.reading.Add(-1)
+	defer streamOf(ctx).drain() // its slot is held as long
 	k, t, err := s.ticketOf(ctx, q.GetTicket())
 	if err != nil {
 		return err
 	}
 	b := newBuilder(k.Columns)
 	defer b.release()
-	w := arrowflight.NewRecordWriter(out, ipc.WithSchema(b.schema))
+	to := &batches{FlightService_DoGetServer: out}
+	w := arrowflight.NewRecordWriter(to, ipc.WithSchema(b.schema))
 	defer w.Close() // an empty range has a schema, too
-	r := reader{s: s, t: t, k: k, b: b, next: k.From}
+	r := reader{s: s, t: t, k: k, b: b, out: to, next: k.From}
 	for !r.ended {
 		if err := r.batch(ctx, w); err != nil {
 			return err
@@ -50,6 +50,7 @@ type reader struct {
 	t     *kv.Tree
 	k     *ticket
 	b     *builder
+	out   *batches
 	next  []byte // where the next scan begins
 	ended bool   // nothing is left
 	size  int    // of the entry at next, if it has no room in an ordinary batch
@@ -61,7 +62,12 @@ func (r *reader) batch(ctx context.Context, w *arrowflight.Writer) error {
 	if err := r.s.memory.take(ctx, share); err != nil {
 		return err
 	}
-	defer r.s.memory.give(share)
+	held := true
+	defer func() {
+		if held {
+			r.s.memory.give(share)
+		}
+	}()
 	if err := r.fill(ctx); err != nil {
 		return err
 	}
@@ -71,28 +77,44 @@ func (r *reader) batch(ctx context.Context, w *arrowflight.Writer) error {
 	rows, bytes := uint64(r.b.rows), uint64(r.b.bytes)
 	rec := r.b.batch()
 	defer rec.Release()
-	late := time.AfterFunc(r.s.cfg.SlowReader, func() { r.s.hangUp(ctx) })
-	err := w.Write(rec)
-	late.Stop()
-	if err != nil {
-		return err
+	r.out.next = func(m *arrowflight.FlightData) any {
+		held = false // from here on the message has it
+		return r.s.outgoing(ctx, m, func(sent bool) {
+			r.s.memory.give(share)
+			if sent {
+				r.s.stats.rowsRead.Add(rows)
+				r.s.stats.bytesRead.Add(bytes)
+			}
+		})
 	}
-	r.s.stats.rowsRead.Add(rows)
-	r.s.stats.bytesRead.Add(bytes)
-	return nil
+	return w.Write(rec)
 }
 
-// hangUp closes the connection of a call whose caller does not read: nothing else ends a Send that waits for it.
+// batches are where a DoGet writes its messages.
+type batches struct {
+	arrowflight.FlightService_DoGetServer
+	next func(*arrowflight.FlightData) any // what the next batch is sent as
+}
+
+// Send implements arrowflight.DataStreamWriter.
+func (b *batches) Send(m *arrowflight.FlightData) error {
+	if len(m.DataBody) == 0 { // a schema
+		return b.SendMsg(m)
+	}
+	return b.SendMsg(b.next(m))
+}
+
+// hangUp closes the connection of a call whose caller does not read: nothing else ends what waits for it.
 func (s *Server) hangUp(ctx context.Context) {
-	from, ok := peer.FromContext(ctx)
-	if !ok {
+	c := connOf(ctx)
+	if c == nil {
 		return
 	}
-	if info, ok := from.AuthInfo.(peerInfo); ok {
+	c.hung.Do(func() {
 		s.stats.refused.Add(1)
-		s.cfg.Logger.Warn("flight: a caller has not read its stream, and its connection is closed", "remote", from.Addr, "after", s.cfg.SlowReader)
-		info.conn.Close()
-	}
+		s.cfg.Logger.Warn("flight: a caller has not read its answers, and its connection is closed", "remote", c.RemoteAddr(), "after", s.cfg.SlowReader)
+		c.Close()
+	})
 }
 
 // fill scans until the batch is full, the range has ended, or so much was looked at that the memory is better given back.

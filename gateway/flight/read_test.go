@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"slices"
@@ -20,6 +21,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/client"
@@ -202,22 +204,94 @@ func TestStreamsShareMemory(t *testing.T) {
 	require.Eventually(t, func() bool { n := s.Stats(); return n.Reading == 0 && n.MemoryBytes == 0 }, patience, tick)
 }
 
-// A reader that stands still loses its connection, and so its memory.
+// A reader that stands still loses its connection, and so its memory; what it has not read counts nowhere.
 func TestReadersThatStandStill(t *testing.T) {
 	w := newWorld(t, testcluster.Options{RegionBytes: 64 << 20})
 	w.tree("users", 4000, 4000)
-	s, addr := w.serve(flight.Config{SlowReader: time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
-	c := dial(t, addr)
-	info, err := c.GetFlightInfo(t.Context(), command(t, flight.Request{Tree: "users", Parts: 1}))
-	require.NoError(t, err)
-	stream, err := c.DoGet(t.Context(), info.Endpoint[0].Ticket)
-	require.NoError(t, err)
-	require.Eventually(t, func() bool { n := s.Stats(); return n.Failed == 1 && n.Reading == 0 && n.MemoryBytes == 0 }, patience, tick)
-	require.EqualValues(t, 1, s.Stats().Refused)
-	for err == nil {
-		_, err = stream.Recv()
+	w.tree("few", 200, 4000) // one batch
+	_, quick := w.serve(flight.Config{})
+	for _, tree := range []string{"users", "few"} {
+		info, err := dial(t, quick).GetFlightInfo(t.Context(), command(t, flight.Request{Tree: tree, Parts: 1}))
+		require.NoError(t, err)
+		s, addr := w.serve(flight.Config{SlowReader: time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
+		stream, err := dial(t, addr).DoGet(t.Context(), info.Endpoint[0].Ticket)
+		require.NoError(t, err)
+		require.Eventually(t, func() bool { n := s.Stats(); return n.Calls == 1 && n.Reading == 0 && n.MemoryBytes == 0 }, patience, tick)
+		require.EqualValues(t, 1, s.Stats().Failed, tree)
+		require.EqualValues(t, 1, s.Stats().Refused, tree)
+		require.Zero(t, s.Stats().RowsRead, tree)
+		for err == nil {
+			_, err = stream.Recv()
+		}
+		fails(t, err, codes.Unavailable, "")
 	}
-	fails(t, err, codes.Unavailable, "")
+}
+
+// The only batch of a stream that is not read holds its slot and its memory, until its caller has read it or has gone.
+func TestBatchesThatAreNotRead(t *testing.T) {
+	w := newWorld(t, testcluster.Options{RegionBytes: 64 << 20})
+	w.tree("users", 200, 4000)
+	s, addr := w.serve(flight.Config{ReadStreams: 4})
+	info, err := dial(t, addr).GetFlightInfo(t.Context(), command(t, flight.Request{Tree: "users", Parts: 1}))
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var streams []arrowflight.FlightService_DoGetClient
+	for i := range 4 {
+		in := t.Context()
+		if i > 0 {
+			in = ctx
+		}
+		stream, err := dial(t, addr).DoGet(in, info.Endpoint[0].Ticket)
+		require.NoError(t, err)
+		_, err = stream.Recv() // the schema
+		require.NoError(t, err)
+		streams = append(streams, stream)
+	}
+	require.Eventually(t, func() bool { return s.Stats().MemoryBytes == 4*(2<<20) }, patience, tick)
+	fails(t, get(t.Context(), dial(t, addr), info.Endpoint[0].Ticket.Ticket, func(arrow.RecordBatch) {}), codes.ResourceExhausted, "4 streams are read here already")
+	cancel()
+	require.Eventually(t, func() bool { n := s.Stats(); return n.Reading == 1 && n.MemoryBytes == 2<<20 }, patience, tick)
+	require.Zero(t, s.Stats().RowsRead, "what was dropped was not read")
+	for err = nil; err == nil; {
+		_, err = streams[0].Recv()
+	}
+	require.ErrorIs(t, err, io.EOF)
+	require.EqualValues(t, 200, s.Stats().RowsRead)
+	require.Eventually(t, func() bool { n := s.Stats(); return n.Reading == 0 && n.MemoryBytes == 0 }, patience, tick)
+}
+
+// Calls that are no streams of batches are bounded: so many at a time, half of them for one token, with small messages.
+func TestShortCallsAreBounded(t *testing.T) {
+	w := newWorld(t, testcluster.Options{Token: "the cluster's own"})
+	w.tree("users", 1, 1)
+	_, addr := w.serve(flight.Config{})
+	c, ctx := dial(t, addr), as(t.Context(), w.Options.Token)
+	_, err := c.GetFlightInfo(ctx, path("users"))
+	require.NoError(t, err)
+	_, err = c.GetFlightInfo(ctx, &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD, Cmd: make([]byte, 1<<20)})
+	fails(t, err, codes.Internal, "at most 131072")
+	fails(t, get(ctx, c, make([]byte, 1<<20), func(arrow.RecordBatch) {}), codes.Internal, "at most 131072")
+	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	defer conn.Close()
+	silent, cancel := context.WithCancel(ctx)
+	open := func(in context.Context) error { // a call whose request does not come
+		_, err := conn.NewStream(in, &grpc.StreamDesc{ClientStreams: true}, "/arrow.flight.protocol.FlightService/GetFlightInfo")
+		return err
+	}
+	require.Eventually(t, func() bool { // a slot is free a moment after its call has ended
+		require.NoError(t, open(silent))
+		_, err := c.GetFlightInfo(ctx, path("users"))
+		return status.Code(err) == codes.ResourceExhausted
+	}, patience, tick)
+	_, other := w.tokenOf("", "")
+	_, err = c.GetFlightInfo(as(t.Context(), other), path("users"))
+	require.NoError(t, err, "another token has its own half")
+	cancel()
+	require.Eventually(t, func() bool {
+		_, err := c.GetFlightInfo(ctx, path("users"))
+		return err == nil
+	}, patience, tick)
 }
 
 // A reader that goes away frees its stream; more streams than the server has are refused.

@@ -172,7 +172,7 @@ func New(cfg Config) (*Server, error) {
 // closes the listeners. Call it once.
 func (s *Server) Serve(ctx context.Context, secured *tls.Config, listeners ...net.Listener) error {
 	g := grpc.NewServer(
-		grpc.Creds(&handshakes{config: secured}),
+		grpc.ForceServerCodecV2(newCodec()), grpc.Creds(&handshakes{config: secured}),
 		grpc.MaxRecvMsgSize(s.cfg.MessageBytes), grpc.MaxHeaderListSize(maxHeaderBytes), grpc.MaxConcurrentStreams(uint32(s.cfg.ReadStreams+s.cfg.PutStreams)),
 		grpc.ConnectionTimeout(handshakeTimeout), grpc.InitialWindowSize(windowBytes), grpc.InitialConnWindowSize(windowBytes),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idleConnection, Time: pingAfter, Timeout: pingTimeout}),

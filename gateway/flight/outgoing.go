@@ -1,0 +1,141 @@
+package flight
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	arrowflight "github.com/apache/arrow-go/v18/arrow/flight"
+	"google.golang.org/grpc/encoding"
+	grpcproto "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	// trackedBytes is the smallest buffer whose end gRPC tells (mem.NewBuffer).
+	trackedBytes = 4 << 10
+	// maxRequestBytes bounds messages of callers that are no batches.
+	maxRequestBytes = 2 * maxCommandBytes
+)
+
+// outgoing is a message to a caller. gRPC takes a message of any size over before its peer takes it; so what a message holds is held until gRPC has
+// written it, or its connection has closed. Its caller has SlowReader for it.
+//
+// Invariant: it ends once.
+type outgoing struct {
+	message any
+	sent    func() bool // whether it was written when gRPC lets go of it
+	then    func(sent bool)
+	ended   chan struct{}
+	once    sync.Once
+	late    *time.Timer
+	unlink  func() bool
+}
+
+// outgoing makes a message. then, if not nil, is called when it ends.
+func (s *Server) outgoing(ctx context.Context, message any, then func(sent bool)) *outgoing {
+	o := &outgoing{message: message, then: then, ended: make(chan struct{}), sent: func() bool { return ctx.Err() == nil }}
+	o.late = time.AfterFunc(s.cfg.SlowReader, func() { s.hangUp(ctx) })
+	if c := connOf(ctx); c != nil {
+		o.sent = func() bool { return ctx.Err() == nil && c.ctx.Err() == nil }
+		o.unlink = context.AfterFunc(c.ctx, func() { o.end(false) }) // gRPC forgets what it has when a connection closes
+	}
+	return o
+}
+
+// end ends a message.
+func (o *outgoing) end(sent bool) {
+	o.once.Do(func() {
+		o.late.Stop()
+		if o.then != nil {
+			o.then(sent)
+		}
+		close(o.ended)
+	})
+}
+
+// Put is called by gRPC when nothing of it has the message's bytes any more. It implements mem.BufferPool.
+func (o *outgoing) Put(b *[]byte) {
+	o.end(o.sent())
+	if o.unlink != nil {
+		o.unlink()
+	}
+	mem.DefaultBufferPool().Put(b)
+}
+
+// Get implements mem.BufferPool.
+func (o *outgoing) Get(n int) *[]byte { return mem.DefaultBufferPool().Get(n) }
+
+// codec is that of gRPC, which tells when an outgoing message is written.
+type codec struct{ encoding.CodecV2 }
+
+func newCodec() codec { return codec{encoding.GetCodecV2(grpcproto.Name)} }
+
+// Marshal implements encoding.CodecV2.
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	o, ok := v.(*outgoing)
+	if !ok {
+		return c.CodecV2.Marshal(v)
+	}
+	m := o.message.(proto.Message)
+	size := proto.Size(m)
+	if size == 0 {
+		o.end(true)
+		return nil, nil
+	}
+	b := o.Get(max(size, trackedBytes))
+	made, err := proto.MarshalOptions{UseCachedSize: true}.MarshalAppend((*b)[:0], m)
+	if err != nil {
+		o.Put(b)
+		return nil, err
+	}
+	*b = made
+	return mem.BufferSlice{mem.NewBuffer(b, o)}, nil
+}
+
+// connOf is the connection of a call.
+func connOf(ctx context.Context) *conn {
+	from, ok := peer.FromContext(ctx)
+	if !ok {
+		return nil
+	}
+	info, _ := from.AuthInfo.(peerInfo)
+	return info.conn
+}
+
+// Unmarshal implements encoding.CodecV2. Messages that are no batches are small.
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	if _, ok := v.(*arrowflight.FlightData); !ok && data.Len() > maxRequestBytes {
+		return fmt.Errorf("a request of %d bytes, at most %d", data.Len(), maxRequestBytes)
+	}
+	return c.CodecV2.Unmarshal(data, v)
+}
+
+// SendMsg sends a message when the one before is written. So a stream holds one message that its caller has not read, and works on the next.
+func (a *admitted) SendMsg(m any) error {
+	o, ok := m.(*outgoing)
+	if !ok {
+		o = a.s.outgoing(a.ctx, m, nil)
+	}
+	if err := a.drain(); err != nil {
+		o.end(false)
+		return err
+	}
+	a.last = o
+	return a.ServerStream.SendMsg(o)
+}
+
+// drain waits until what was sent is written.
+func (a *admitted) drain() error {
+	if a.last == nil {
+		return nil
+	}
+	select {
+	case <-a.last.ended:
+	case <-a.ctx.Done():
+	}
+	return a.ctx.Err()
+}
