@@ -75,7 +75,10 @@ func (k *codes) begin(hash string, compile func() (program, error)) (c *code, mi
 	k.byHash[hash] = c
 	k.compiles.Go(func() {
 		defer close(c.done)
-		c.program, c.err = compile()
+		func() {
+			defer caught(&c.err)
+			c.program, c.err = compile()
+		}()
 		c.again = time.Now().Add(failureKept)
 	})
 	return c, true

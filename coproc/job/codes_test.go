@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/coproc"
 )
 
 // TestAModuleIsCompiledOnce: calls of a module that waits to be compiled do not queue up, and a failure is the answer for a while.
@@ -52,4 +53,17 @@ func TestAModuleIsCompiledOnce(t *testing.T) {
 		}
 		require.Equal(t, 2, began)
 	})
+}
+
+// panics is a program that panics outside of its plugin.
+type panics struct{ program }
+
+func (panics) mapPart(*env, records, coproc.Emit) error { panic("at the disco") }
+
+// TestPanicsOfFunctionsAreErrors: neither a compilation nor a call ends the worker.
+func TestPanicsOfFunctionsAreErrors(t *testing.T) {
+	var k codes
+	_, err := k.get(t.Context(), "hash", func() (program, error) { panic("out of luck") })
+	require.ErrorContains(t, err, "panics: out of luck")
+	require.ErrorContains(t, applyTo(panics{}, nil, nil, nil).err, "panics: at the disco")
 }

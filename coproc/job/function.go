@@ -86,12 +86,7 @@ func (w *functionServer) apply(ctx context.Context, q client.FunctionCall, objec
 	e := newEnv(ctx, w.worker, &Job{Spec: Spec{Plugin: q.Function}}, coproc.Part{Phase: coproc.PhaseMap, Of: 1, Attempt: 1})
 	e.bare = true
 	done := make(chan applied, 1)
-	go func() {
-		var a applied
-		in := func(f func(key, value []byte) error) error { return f(q.Args, object) }
-		a.err = prog.mapPart(e, in, a.emit)
-		done <- a
-	}()
+	go func() { done <- applyTo(prog, e, q.Args, object) }()
 	weigh := time.NewTicker(weighEvery)
 	defer weigh.Stop()
 	var over <-chan time.Time
@@ -114,6 +109,14 @@ func (w *functionServer) apply(ctx context.Context, q client.FunctionCall, objec
 			}
 		}
 	}
+}
+
+// applyTo runs a function. A panic is its error: the worker makes calls of others, too.
+func applyTo(prog program, e *env, args, object []byte) (a applied) {
+	defer caught(&a.err)
+	in := func(f func(key, value []byte) error) error { return f(args, object) }
+	a.err = prog.mapPart(e, in, a.emit)
+	return a
 }
 
 // emit takes what a function emits.
