@@ -201,10 +201,11 @@ func (w *worker) attempt(ctx context.Context, j *Job, p *Part, e *env) (err erro
 	if err := w.allows(&j.Spec); err != nil {
 		return err
 	}
-	prog, err := w.program(ctx, &j.Spec)
+	prog, release, err := w.program(ctx, &j.Spec)
 	if err != nil {
 		return err
 	}
+	defer release()
 	if p.Phase == phaseReduce {
 		return w.runReduce(ctx, prog, j, p, e)
 	}
@@ -250,46 +251,45 @@ func (w *worker) allows(s *Spec) error {
 	return nil
 }
 
-// program finds a plugin: compiled in, or uploaded.
-func (w *worker) program(ctx context.Context, s *Spec) (program, error) {
+// program finds a plugin: compiled in, or uploaded. release ends the use of it.
+func (w *worker) program(ctx context.Context, s *Spec) (p program, release func(), err error) {
 	name := s.Plugin
 	if about, make, ok := coproc.Lookup(name); ok {
-		return compiled{about, make}, nil
+		return compiled{about, make}, func() {}, nil
 	}
 	if s.Module == "" { // else any program of the tenant could upload what runs with the submitter's rights
-		return nil, fmt.Errorf("%w: %q is not compiled into worker %s, and the job was submitted without a module: submit it again", ErrNoPlugin, name, w.Name)
+		return nil, nil, fmt.Errorf("%w: %q is not compiled into worker %s, and the job was submitted without a module: submit it again", ErrNoPlugin, name, w.Name)
 	}
 	m, err := w.store.module(ctx, name)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if m.SHA256 != s.Module {
-		return nil, fmt.Errorf("module %s was replaced after the job was submitted: submit it again", name)
+		return nil, nil, fmt.Errorf("module %s was replaced after the job was submitted: submit it again", name)
 	}
 	return w.compiled(ctx, m, cmp.Or(s.CompileTimeout, w.CompileTimeout))
 }
 
 // compiled is the machine code of a module, which is made at its first use.
-func (w *worker) compiled(ctx context.Context, m Module, limit time.Duration) (program, error) {
+func (w *worker) compiled(ctx context.Context, m Module, limit time.Duration) (p program, release func(), err error) {
 	end, err := w.mayCompile(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer end()
-	if have := w.modules[m.SHA256]; have != nil {
-		return have, nil
+	if have, release := w.modules.take(m.SHA256); have != nil {
+		return have, release, nil
 	}
 	b, err := w.store.wasm(ctx, m)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	code, err := w.rt.compile(ctx, b, limit)
 	if err != nil {
-		return nil, fmt.Errorf("module %s: %w", m.About.Name, err)
+		return nil, nil, fmt.Errorf("module %s: %w", m.About.Name, err)
 	}
 	have := &module{About: m.About, rt: w.rt, code: code}
-	w.modules[m.SHA256] = have
-	return have, nil
+	return have, w.modules.put(m.SHA256, have), nil
 }
 
 // mayCompile waits until no other module is compiled. A part waits no longer than its own time.

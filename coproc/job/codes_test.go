@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/tetratelabs/wazero"
 
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/coproc"
@@ -21,37 +22,34 @@ func TestAModuleIsCompiledOnce(t *testing.T) {
 		require.NoError(t, err)
 		var k codes
 		began, broken := 0, errors.New("broken")
-		compile := func() (program, error) {
+		compile := func() error {
 			began++
 			end, err := w.mayCompile(context.Background())
 			if err != nil {
-				return nil, err
+				return err
 			}
 			defer end()
 			if began == 1 {
-				return nil, broken
+				return broken
 			}
-			return &module{}, nil
+			return nil
 		}
 		for range 20 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			_, err := k.get(ctx, "hash", compile)
+			err := k.get(ctx, "hash", compile)
 			cancel()
 			require.ErrorIs(t, err, client.ErrBusy)
 		}
 		require.Equal(t, 1, began)
 		end()
 		k.compiles.Wait()
-		_, err = k.get(t.Context(), "hash", compile)
+		err = k.get(t.Context(), "hash", compile)
 		require.ErrorIs(t, err, broken)
 		require.Equal(t, 1, began, "the failure is kept")
 		time.Sleep(failureKept) // on the clock of the test
-		for range 2 {
-			p, err := k.get(t.Context(), "hash", compile)
-			require.NoError(t, err)
-			require.NotNil(t, p)
-		}
+		require.NoError(t, k.get(t.Context(), "hash", compile))
 		require.Equal(t, 2, began)
+		require.Empty(t, k.byHash, "the shelf has it")
 	})
 }
 
@@ -63,7 +61,50 @@ func (panics) mapPart(*env, records, coproc.Emit) error { panic("at the disco") 
 // TestPanicsOfFunctionsAreErrors: neither a compilation nor a call ends the worker.
 func TestPanicsOfFunctionsAreErrors(t *testing.T) {
 	var k codes
-	_, err := k.get(t.Context(), "hash", func() (program, error) { panic("out of luck") })
+	err := k.get(t.Context(), "hash", func() error { panic("out of luck") })
 	require.ErrorContains(t, err, "panics: out of luck")
 	require.ErrorContains(t, applyTo(panics{}, nil, nil, nil).err, "panics: at the disco")
+}
+
+// closes counts how often machine code is closed.
+type closes struct {
+	wazero.CompiledModule
+	n int
+}
+
+func (c *closes) Close(context.Context) error { c.n++; return nil }
+
+// TestMachineCodeIsFreed: so many modules have some, those that were used last, and one that is in use keeps it until then.
+func TestMachineCodeIsFreed(t *testing.T) {
+	s := shelf{most: 2}
+	var all []*closes
+	add := func(hash string) (release func()) {
+		c := &closes{}
+		all = append(all, c)
+		return s.put(hash, &module{code: c})
+	}
+	closed := func() (n []int) {
+		for _, c := range all {
+			n = append(n, c.n)
+		}
+		return n
+	}
+	a, b := add("a"), add("b")
+	b()
+	b()
+	_, again := s.take("a")
+	again()
+	c := add("c")
+	c()
+	require.Equal(t, []int{0, 1, 0}, closed(), "b was used longest ago")
+	gone, _ := s.take("b")
+	require.Nil(t, gone)
+	_, more := s.take("c")
+	more()
+	add("d")()
+	require.Equal(t, []int{0, 1, 0, 0}, closed(), "a is dropped, and in use")
+	a()
+	require.Equal(t, []int{1, 1, 0, 0}, closed())
+	s.close()
+	require.Equal(t, []int{1, 1, 1, 1}, closed())
 }

@@ -79,14 +79,17 @@ type applied struct {
 // apply runs a function on a payload. One that does not return in time, or takes more memory than the worker has, ends the worker, unless it is a
 // module, which ends alone.
 func (w *functionServer) apply(ctx context.Context, q client.FunctionCall, object []byte) (next, answer []byte, err error) {
-	prog, err := w.functionNamed(ctx, q.Function)
+	prog, release, err := w.functionNamed(ctx, q.Function)
 	if err != nil {
 		return nil, nil, err
 	}
 	e := newEnv(ctx, w.worker, &Job{Spec: Spec{Plugin: q.Function}}, coproc.Part{Phase: coproc.PhaseMap, Of: 1, Attempt: 1})
 	e.bare = true
 	done := make(chan applied, 1)
-	go func() { done <- applyTo(prog, e, q.Args, object) }()
+	go func() {
+		defer release() // it may run on after the call
+		done <- applyTo(prog, e, q.Args, object)
+	}()
 	weigh := time.NewTicker(weighEvery)
 	defer weigh.Stop()
 	var over <-chan time.Time
@@ -133,21 +136,34 @@ func (a *applied) emit(key, value []byte) error {
 }
 
 // functionNamed finds a function: compiled in, or an uploaded module of the worker's tenant, which is compiled at its first call. Compiling
-// goes on after the call has ended.
-func (w *functionServer) functionNamed(ctx context.Context, name string) (program, error) {
+// goes on after the call has ended. release ends the use of what it returns.
+func (w *functionServer) functionNamed(ctx context.Context, name string) (p program, release func(), err error) {
 	if about, make, ok := coproc.Lookup(name); ok {
-		return compiled{about, make}, nil
+		return compiled{about, make}, func() {}, nil
 	}
 	m, err := w.store.module(ctx, name)
 	if errors.Is(err, ErrNoPlugin) {
 		err = fmt.Errorf("%w: %q is neither compiled into worker %s nor uploaded", client.ErrNoFunction, name, w.Name)
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	p, err := w.codes.get(ctx, m.SHA256, func() (program, error) { return w.compiled(w.ctx, m, w.CompileTimeout) })
+	if p, release := w.modules.take(m.SHA256); p != nil {
+		return p, release, nil
+	}
+	err = w.codes.get(ctx, m.SHA256, func() error {
+		_, release, err := w.compiled(w.ctx, m, w.CompileTimeout)
+		if err == nil {
+			release()
+		}
+		return err
+	})
 	if err != nil {
-		err = fmt.Errorf("module %s: %w", name, err)
+		return nil, nil, fmt.Errorf("module %s: %w", name, err)
 	}
-	return p, err
+	p, release = w.modules.take(m.SHA256)
+	if p == nil {
+		return nil, nil, fmt.Errorf("module %s: %w: others have taken its place: call again", name, client.ErrBusy)
+	}
+	return p, release, nil
 }

@@ -84,8 +84,8 @@ type worker struct {
 
 	staff atomic.Pointer[staff] // replaced by lookAround, read by the slots
 
-	compiling chan struct{}      // of one place, which is taken to compile: one module at a time
-	modules   map[string]*module // by hash; guarded by compiling
+	compiling chan struct{} // of one place, which is taken to compile: one module at a time
+	modules   shelf         // machine code
 
 	mu    sync.Mutex           // guards the fields up to here
 	seen  map[string]sighting  // of parts and workers
@@ -202,7 +202,7 @@ func newWorker(ctx context.Context, cfg Config, d *client.Delegation, slots chan
 		return nil, err
 	}
 	store.d = d
-	w := &worker{Config: cfg, c: cfg.Client, session: session, store: store, seen: map[string]sighting{}, here: map[string]bool{}, ready: map[uint64]listing{}, asked: map[uint64]time.Time{}, compiling: make(chan struct{}, 1), modules: map[string]*module{},
+	w := &worker{Config: cfg, c: cfg.Client, session: session, store: store, seen: map[string]sighting{}, here: map[string]bool{}, ready: map[uint64]listing{}, asked: map[uint64]time.Time{}, compiling: make(chan struct{}, 1), modules: shelf{most: maxModules},
 		trees: newTrees(cfg.Client, store.t), outer: outer, bound: ctx, tidy: context.WithoutCancel(ctx), slots: slots}
 	w.staff.Store(&staff{})
 	if cfg.Node != "" {
@@ -223,6 +223,7 @@ func newWorker(ctx context.Context, cfg Config, d *client.Delegation, slots chan
 func (w *worker) run() (over bool) {
 	w.rt = newRuntime(w.tidy, wazero.NewRuntimeConfig().WithCompilationCache(compiledModules), w.ModuleBytes)
 	defer w.rt.close()
+	defer w.modules.close() // the runtime leaves machine code to the cache of the process
 	w.Tally.join(w)
 	defer w.Tally.leave(w)
 	ctx, cancel := context.WithCancelCause(w.bound)
