@@ -59,7 +59,7 @@ func (l *lane) callFunction(ref Ref, function string, args []byte) ([]byte, erro
 			return nil, fmt.Errorf("%w: function %q: %s", errorOf(a.Reason), function, a.Payload)
 		case err == nil:
 			err = fmt.Errorf("%w: %s", errNotYet, a.Payload)
-		case errors.Is(err, msg.ErrProcedure):
+		case earlier(err):
 			return nil, fmt.Errorf("%w: the node runs an earlier version: %w", ErrNoFunction, err)
 		case !errors.Is(err, errNotYet):
 			return nil, err
@@ -72,6 +72,9 @@ func (l *lane) callFunction(ref Ref, function string, args []byte) ([]byte, erro
 		}
 	}
 }
+
+// earlier says whether a call fails because its node runs a version that knows no calls of functions, or no changes of objects.
+func earlier(err error) bool { return errors.Is(err, msg.ErrProcedure) || refused(err) }
 
 // errorOf is the error of a reason.
 func errorOf(r msg.Reason) error {

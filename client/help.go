@@ -145,7 +145,7 @@ func (l *lane) ask(q *msg.ObjectRequest) (a msg.ObjectAnswer, sure bool, err err
 	now := l.adopted.table.Region(reg.ID)
 	switch {
 	case err != nil:
-		l.noteFailure(node, err)
+		l.noteFailure(node, q.Op, err)
 		return a, false, err
 	case a.Reason == msg.Elsewhere:
 		l.help.again[node] = clock.In(helpSoon)
@@ -165,14 +165,21 @@ func (l *lane) asksLater(node uint32, op msg.ObjectOp) bool {
 }
 
 // noteFailure notes when a node is asked again that has not answered a request.
-func (l *lane) noteFailure(node uint32, err error) {
+func (l *lane) noteFailure(node uint32, op msg.ObjectOp, err error) {
 	switch {
 	case errors.Is(err, ErrUnknown):
+	case op == msg.ObjectCall && refused(err): // a node of an earlier version executes the other changes
 	case errors.Is(err, errNotYet):
 		l.help.again[node] = clock.In(helpSoon)
 	default:
 		l.help.again[node] = clock.In(helpLater)
 	}
+}
+
+// refused says whether a procedure of the node has refused the request.
+func refused(err error) bool {
+	var of *msg.Refusal
+	return errors.As(err, &of)
 }
 
 // untilOver is the context of a change. It ends with the call's, and when no answer has come for helpPatience and the epoch of the request is over:

@@ -14,17 +14,20 @@ import (
 // whose outcome is unknown says nothing of the node.
 func TestWhenANodeIsAskedAgain(t *testing.T) {
 	for i, x := range []struct {
+		op                  msg.ObjectOp
 		err                 error
 		soon, byVerbs, call bool // it is asked again within helpSoon; it is not asked now for a change, for a call
 	}{
-		{fmt.Errorf("node 1: %w", errNotYet), true, true, true},
-		{fmt.Errorf("node 1: %w", msg.ErrProcedure), false, true, false},
-		{fmt.Errorf("node 1: %w", ErrUnreachable), false, true, false},
-		{fmt.Errorf("%w: no answer", ErrUnknown), true, false, false},
+		{msg.ObjectWrite, fmt.Errorf("node 1: %w", errNotYet), true, true, true},
+		{msg.ObjectWrite, fmt.Errorf("node 1: %w", msg.ErrProcedure), false, true, false},
+		{msg.ObjectWrite, fmt.Errorf("node 1: %w", ErrUnreachable), false, true, false},
+		{msg.ObjectWrite, fmt.Errorf("%w: no answer", ErrUnknown), true, false, false},
+		{msg.ObjectWrite, fmt.Errorf("node 1: %w", &msg.Refusal{Procedure: msg.Object}), false, true, false},
+		{msg.ObjectCall, fmt.Errorf("node 1: %w", &msg.Refusal{Procedure: msg.Object}), true, false, false}, // it knows no calls, and all else
 	} {
 		l := &lane{}
 		l.help.again = map[uint32]int64{}
-		l.noteFailure(1, x.err)
+		l.noteFailure(1, x.op, x.err)
 		// The clock may have passed helpSoon on a busy machine: what has to hold then is the other side of each pair.
 		waits, calls := l.asksLater(1, msg.ObjectWrite), l.asksLater(1, msg.ObjectCall)
 		if !x.soon {
@@ -42,4 +45,5 @@ func TestWhenANodeIsAskedAgain(t *testing.T) {
 		}
 	}
 	require.ErrorIs(t, errAskLater, errNotYet)
+	require.True(t, earlier(fmt.Errorf("node 1: %w", &msg.Refusal{Procedure: msg.Object})))
 }
