@@ -58,8 +58,9 @@ type caller struct {
 	// Guarded by callers.mu.
 	users   int // calls that use it
 	opened  time.Time
-	unused  time.Time // since when users is 0
-	retired bool      // it is not in callers.known any more
+	unused  time.Time   // since when users is 0
+	timer   *time.Timer // ends it when it was unused for long
+	retired bool        // it is not in callers.known any more
 
 	mu    sync.Mutex
 	trees map[string]*kv.Tree // by name
@@ -208,7 +209,11 @@ func (s *callers) leave(c *caller) {
 		return
 	}
 	c.unused = time.Now()
-	time.AfterFunc(s.idle, func() {
+	if c.timer != nil { // one for a session: calls may be many
+		c.timer.Reset(s.idle)
+		return
+	}
+	c.timer = time.AfterFunc(s.idle, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if c.users == 0 && !c.retired && time.Since(c.unused) >= s.idle {
@@ -243,6 +248,9 @@ func (s *callers) retire(c *caller) {
 		return
 	}
 	c.retired = true
+	if c.timer != nil {
+		c.timer.Stop()
+	}
 	delete(s.known, c.key)
 	if c.users == 0 {
 		s.end(c)
