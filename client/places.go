@@ -47,7 +47,8 @@ const (
 )
 
 // ServeFunctions makes calls of functions that clients send to a node, by name, until ctx ends. It keeps connections over tcp
-// to the node, and makes others when the node was restarted or the session has ended.
+// to the node, and makes others when the node was restarted or the session has ended. Of more names than one message has room for, at most 128,
+// the first are offered.
 func (c *Client) ServeFunctions(ctx context.Context, node string, f Functions) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -62,6 +63,10 @@ func (c *Client) ServeFunctions(ctx context.Context, node string, f Functions) e
 	}
 	if c.cfg.ReadOnly {
 		return ErrReadOnly
+	}
+	if n := msg.NamesThatFit(f.Names); n < len(f.Names) { // the node refuses more on every try
+		c.cfg.Logger.Warn("functions that are not offered: they are too many", "node", node, "of", len(f.Names), "offered", n, "first", f.Names[n])
+		f.Names = f.Names[:n]
 	}
 	var wg sync.WaitGroup
 	for i := range f.Slots {

@@ -23,10 +23,9 @@ import (
 const (
 	// maxCall bounds the time of a call: a fence of its caller waits as long.
 	maxCall = time.Second
-	// maxCalls bounds the calls in the queue, maxPlaces the places of workers, and maxNames the names that one offers.
+	// maxCalls bounds the calls in the queue, and maxPlaces the places of workers.
 	maxCalls  = 256
 	maxPlaces = 256
-	maxNames  = 128
 	// tenantShare is what part of the queue and of the places one tenant may have.
 	tenantShare = 4
 	// maxTake bounds how long a take is held. A place that has not been heard of for placeGone longer is forgotten.
@@ -289,7 +288,7 @@ func (f *functions) offer(from *rdma.Ticket, id placeID, r *msg.WorkerRequest) e
 		}
 	}
 	switch {
-	case len(r.Names) > maxNames:
+	case len(r.Names) > msg.MaxFunctionNames:
 		return errors.New("more names than a place may offer")
 	case own >= host.CallLanes || f.places[id] == nil && (len(f.places) >= maxPlaces || tenants >= maxPlaces/tenantShare):
 		return errPlaces

@@ -2,6 +2,8 @@ package msg_test
 
 import (
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,6 +50,18 @@ func TestObjectsAndWorkersAreDecoded(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, ok)
 	require.Equal(t, taken, got)
+}
+
+// The names that fit are as many as an offer has room for, and no more.
+func TestNamesThatFit(t *testing.T) {
+	for _, length := range []int{1, 20, 31, 32, 40, msg.MaxFunctionName} {
+		names := slices.Repeat([]string{strings.Repeat("n", length)}, 200)
+		n := msg.NamesThatFit(names)
+		size := func(n int) int { return len((&msg.WorkerRequest{Op: msg.WorkerOffer, Names: names[:n]}).Append(nil)) }
+		require.LessOrEqual(t, size(n), msg.MaxPayload)
+		require.True(t, n == msg.MaxFunctionNames || size(n+1) > msg.MaxPayload, "%d of %d bytes", n, length)
+	}
+	require.Equal(t, 2, msg.NamesThatFit([]string{"add", "insert"}))
 }
 
 // A node indexes by what it decodes, so what no correct client sends is refused.

@@ -22,6 +22,8 @@ const (
 	workerHead = 9
 	takenHead  = 28
 
+	// MaxFunctionNames is how many names an offer has at most.
+	MaxFunctionNames = 128
 	// MaxFunctionName is the longest name of a function.
 	MaxFunctionName = 64
 	// MaxFunctionArgs and MaxFunctionAnswer bound what a call carries.
@@ -76,6 +78,17 @@ func (r *WorkerRequest) Append(b []byte) []byte {
 		b = append(append(b, byte(r.Outcome), byte(r.Reason)), r.Answer...)
 	}
 	return b
+}
+
+// NamesThatFit is how many of some names, the first ones, an offer has room for.
+func NamesThatFit(names []string) int {
+	left := MaxPayload - workerHead - 1
+	for i, n := range names {
+		if left -= 1 + len(n); left < 0 || i == MaxFunctionNames {
+			return i
+		}
+	}
+	return len(names)
 }
 
 // ParseWorker reads a request. What it refers to are parts of b.
