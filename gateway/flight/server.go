@@ -51,7 +51,7 @@ type Config struct {
 
 	BatchBytes   int           // of keys and values in a batch, unless one entry has more; 0: 1 MiB
 	BatchRows    int           // in a batch; 0: 65536
-	MemoryBytes  int64         // of batches that readers wait for; 0: 256 MiB, at least 130 MiB
+	MemoryBytes  int64         // of batches that readers have not read, and of those being put; 0: 256 MiB, at least 130 MiB
 	ReadStreams  int           // DoGet at a time; 0: 64
 	PutStreams   int           // DoPut at a time; 0: 8
 	MessageBytes int           // of a message that a caller sends; 0: 16 MiB
@@ -144,7 +144,7 @@ type Stats struct {
 	BytesPut          uint64
 	Reading, Putting  int64 // streams that are open
 	Callers           int64 // sessions that are open for callers
-	MemoryBytes       int64 // of batches that readers wait for
+	MemoryBytes       int64 // of batches that readers have not read, or that are being put
 }
 
 // Stats returns the counters.
