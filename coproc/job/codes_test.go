@@ -40,6 +40,7 @@ func TestAModuleIsCompiledOnce(t *testing.T) {
 			cancel()
 			require.ErrorIs(t, err, client.ErrBusy)
 		}
+		synctest.Wait() // the compilation waits for its turn
 		require.Equal(t, 1, began)
 		end()
 		k.compiles.Wait()
