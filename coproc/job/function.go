@@ -161,9 +161,9 @@ func (w *functionServer) functionNamed(ctx context.Context, name string) (p prog
 	if err != nil {
 		return nil, nil, fmt.Errorf("module %s: %w", name, err)
 	}
-	p, release = w.modules.take(m.SHA256)
-	if p == nil {
+	made, release := w.modules.take(m.SHA256)
+	if made == nil {
 		return nil, nil, fmt.Errorf("module %s: %w: others have taken its place: call again", name, client.ErrBusy)
 	}
-	return p, release, nil
+	return made, release, nil
 }
