@@ -18,10 +18,14 @@ func gatewayTest(name string) run { return tests("gateway/redis", "^"+name+"$") 
 var gatewayMutants = []mutant{
 	{
 		name: "copy noted behind its read", what: "notes which key a client may keep when the command has read it",
-		edits: []edit{{"gateway/redis.(*conn).run", `c.remember(c.batch[i])
-			return c.single(i)`, `n := c.single(i)
-			c.remember(c.batch[i])
-			return n`}},
+		edits: []edit{{"gateway/redis.(*conn).call", `if c.tracks.on && cmd.reads {
+		c.remember(cmd, args)
+	}
+	return cmd.run(c, args)`, `err := cmd.run(c, args)
+	if c.tracks.on && cmd.reads {
+		c.remember(cmd, args)
+	}
+	return err`}},
 		runs: []run{gatewayTest("TestChangeBehindARead")},
 	},
 	{
