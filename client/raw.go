@@ -227,12 +227,18 @@ type RawRange struct {
 // HashRaw stores the XXH3-64 of ranges, at most MaxRawBytes together, in one round. The nodes compute them where the
 // transport allows it.
 func (c *Client) HashRaw(ctx context.Context, ranges []RawRange, hashes []uint64) error {
+	if len(hashes) < len(ranges) {
+		return fmt.Errorf("%w: room for %d hashes of %d ranges", ErrArgument, len(hashes), len(ranges))
+	}
 	return c.onRaw(ctx, KindRead, func(l *raw.Lane) error { return l.Hashes(rawRanges(ranges), hashes) })
 }
 
 // CompareRaw is HashRaw, and stores of each range whether all its replicas have the same bytes, so that they stay the same over failovers. It takes
 // a round for each replica.
 func (c *Client) CompareRaw(ctx context.Context, ranges []RawRange, hashes []uint64, alike []bool) error {
+	if len(hashes) < len(ranges) || len(alike) < len(ranges) {
+		return fmt.Errorf("%w: room for %d hashes and %d answers of %d ranges", ErrArgument, len(hashes), len(alike), len(ranges))
+	}
 	return c.onRaw(ctx, KindRead, func(l *raw.Lane) error { return l.Compare(rawRanges(ranges), hashes, alike) })
 }
 

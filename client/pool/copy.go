@@ -81,7 +81,7 @@ func Check(ctx context.Context, c *client.Client, name string, local []byte, pro
 }
 
 // Sync makes the pool, at every replica, as the local memory is, which nobody changes meanwhile. progress, if it is not nil, gets how many bytes
-// have been compared. After an error the pool is Dirty, and Sync can be called again.
+// have been compared; it does not call the Pool. After an error the pool is Dirty, and Sync can be called again.
 func (p *Pool) Sync(ctx context.Context, progress func(done uint64)) (Report, error) {
 	return p.whole(ctx, progress, func(ctx context.Context, off, n uint64, same, alike bool) error {
 		if same && alike {
@@ -91,7 +91,7 @@ func (p *Pool) Sync(ctx context.Context, progress func(done uint64)) (Report, er
 	})
 }
 
-// Restore makes the local memory as the pool is. It does not flush the local memory. After an error the local memory is the pool's in part.
+// Restore makes the local memory as the pool is, to which nobody persists meanwhile. It does not flush the local memory. After an error the local memory is the pool's in part.
 func (p *Pool) Restore(ctx context.Context, progress func(done uint64)) (Report, error) {
 	return p.whole(ctx, progress, func(ctx context.Context, off, n uint64, same, alike bool) error {
 		if !same {
@@ -118,8 +118,7 @@ func (p *Pool) whole(ctx context.Context, progress func(done uint64), f func(ctx
 	defer p.mu.RUnlock()
 	ctx, cancel := p.claim.within(ctx)
 	defer cancel()
-	failed := p.failed.Load()
-	p.dirty.Store(true)
+	failed := p.failed.Add(1)
 	err = compare(ctx, p.s, p.local, progress, func(off, n uint64, same, alike bool) error {
 		r.note(n, same, alike)
 		return f(ctx, off, n, same, alike)
@@ -130,8 +129,6 @@ func (p *Pool) whole(ctx context.Context, progress func(done uint64), f func(ctx
 	if err != nil {
 		return r, p.claim.because(err)
 	}
-	if p.failed.Load() == failed {
-		p.dirty.Store(false)
-	}
+	p.clean.Store(failed) // a Persist that has failed meanwhile counts more
 	return r, nil
 }

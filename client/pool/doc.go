@@ -19,7 +19,7 @@
 // # One owner
 //
 // Create and Open make the session of the Client the owner of the pool, by one change of the name's entry. Others are refused while that session
-// lives (ErrOpen). If it ends without Close, Open waits for nothing but its fence: no verb of the former owner changes a byte then. All calls
+// lives (ErrOpen). If it ends without Close, Open succeeds as soon as it is fenced: no verb of the former owner changes a byte then. All calls
 // of a Pool whose session has ended fail with client.ErrFenced.
 //
 // Invariant: at most one session writes a pool. Each write of a Pool is bound to the session that the entry names (client.Client.Bind), and the

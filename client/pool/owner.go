@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"time"
 
 	"github.com/quarrystore/quarry/client"
 )
@@ -86,9 +87,24 @@ func bind(ctx context.Context, c *client.Client) (*claim, error) {
 
 // within is ctx for calls that change memory under the claim's session alone.
 func (k *claim) within(ctx context.Context) (context.Context, context.CancelFunc) {
-	both, cancel := context.WithCancelCause(k.bound)
-	stop := context.AfterFunc(ctx, func() { cancel(ctx.Err()) })
-	return both, func() { stop(); cancel(nil) }
+	both, cancel := context.WithCancel(k.bound)
+	if at, ok := ctx.Deadline(); ok {
+		both, cancel = context.WithDeadline(both, at)
+	}
+	stop := context.AfterFunc(ctx, func() {
+		if !errors.Is(ctx.Err(), context.DeadlineExceeded) { // which both has by itself
+			cancel()
+		}
+	})
+	return both, func() { stop(); cancel() }
+}
+
+// tidyTimeout bounds what a call does behind its own end: to find out what it has done, and to give back what it has taken.
+const tidyTimeout = 10 * time.Second
+
+// tidy is a context for that.
+func (k *claim) tidy() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(k.bound, tidyTimeout)
 }
 
 // because adds to an error that the session has ended, if it has: calls tell then that their context has.
@@ -106,9 +122,12 @@ func (k *claim) take(ctx context.Context, e client.Name, n note, state string) e
 		if n.Owner.Serial == k.me.Serial {
 			return fmt.Errorf("%w: pool %q, by this client", ErrOpen, e.Name)
 		}
-		fenced, err := k.c.Fenced(ctx, n.Owner)
-		if err != nil {
-			return fmt.Errorf("pool %q: %w", e.Name, err)
+		fenced := n.Owner.Number == k.me.Number // a number is given again when nothing of its session is left
+		if !fenced {
+			var err error
+			if fenced, err = k.c.Fenced(ctx, n.Owner); err != nil {
+				return fmt.Errorf("pool %q: %w", e.Name, err)
+			}
 		}
 		if !fenced {
 			return fmt.Errorf("%w: pool %q, by session %d", ErrOpen, e.Name, n.Owner.Number)
@@ -132,7 +151,9 @@ func (k *claim) change(ctx context.Context, n note) error {
 	e, err := k.c.Names().Change(ctx, n.with(k.e))
 	if errors.Is(err, client.ErrUnknown) {
 		// If the entry has this note now, the change was made.
-		if now, is, lerr := lookup(ctx, k.c, k.e.Name); lerr == nil && is == n {
+		tidy, cancel := k.tidy()
+		defer cancel()
+		if now, is, lerr := lookup(tidy, k.c, k.e.Name); lerr == nil && is == n {
 			e, err = now, nil
 		}
 	}
@@ -142,7 +163,7 @@ func (k *claim) change(ctx context.Context, n note) error {
 	return k.because(err)
 }
 
-// release gives the pool up.
+// release gives the pool up. It can be called again.
 func (k *claim) release(ctx context.Context, dirty bool) error {
 	n := k.n
 	n.Owner, n.Token, n.Dirty = client.Session{}, "", dirty
@@ -151,14 +172,24 @@ func (k *claim) release(ctx context.Context, dirty bool) error {
 		if !errors.Is(err, client.ErrConflict) {
 			return err
 		}
-		// The entry has another note of somebody else's, or another revision.
+		// The entry has another revision, or another owner since a release whose answer was lost.
 		e, now, lerr := lookup(ctx, k.c, k.e.Name)
+		if errors.Is(lerr, client.ErrNoName) || lerr == nil && now.Token != k.n.Token {
+			return nil
+		}
 		if lerr != nil {
 			return lerr
 		}
-		if now != k.n {
-			return err
-		}
-		k.e = e
+		k.e, n.State = e, now.State
 	}
+}
+
+// giveBack is release behind a call that has failed with err, whose context may have ended.
+func (k *claim) giveBack(err error, dirty bool) error {
+	ctx, cancel := k.tidy()
+	defer cancel()
+	if rerr := k.release(ctx, dirty); rerr != nil {
+		return fmt.Errorf("%w: the client's session may have pool %q until it ends: %w", client.ErrUnknown, k.e.Name, errors.Join(err, rerr))
+	}
+	return err
 }

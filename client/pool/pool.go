@@ -49,13 +49,15 @@ type Pool struct {
 	s     *space.Space
 	base  uint64
 	claim *claim
-	// dirty: the pool may lack bytes of the local memory. failed counts the Persists that failed.
-	dirty  atomic.Bool
-	failed atomic.Uint64
+	// failed counts what may have left the pool without bytes of the local memory; clean is how many of these Sync or Restore has made good.
+	failed, clean atomic.Uint64
 
-	mu     sync.RWMutex // held for writing by Close
-	closed bool
-	attr   Attr // changed under mu
+	mu       sync.RWMutex // held for writing by Close
+	closed   bool         // Close was called
+	released bool         // and has given the pool up
+
+	setting sync.Mutex // guards attr
+	attr    Attr
 }
 
 // newToken tells the calls of a session, and the spaces of a name, apart.
@@ -86,7 +88,7 @@ func Create(ctx context.Context, c *client.Client, name string, local []byte, o 
 		return nil, err
 	}
 	p := &Pool{c: c, local: local, claim: k, attr: o.Attr}
-	p.dirty.Store(true)
+	p.failed.Add(1)
 	if err := p.make(ctx, name, o); err != nil {
 		k.end()
 		return nil, err
@@ -109,7 +111,7 @@ func (p *Pool) make(ctx context.Context, name string, o Options) (err error) {
 		return err
 	}
 	token := newToken()
-	k.n = note{State: Making, Space: "pool/" + name + "/" + token, Owner: k.me, Token: token, Dirty: true}
+	k.n = note{State: Making, Space: name + "/pool-" + token, Owner: k.me, Token: token, Dirty: true}
 	made, err := p.c.Names().CreateMany(ctx, []client.Name{k.n.with(client.Name{Name: name, Kind: NameKind, Ref: ref})})
 	if errors.Is(err, client.ErrUnknown) {
 		if e, n, lerr := lookup(ctx, p.c, name); lerr == nil && n == k.n {
@@ -127,13 +129,14 @@ func (p *Pool) make(ctx context.Context, name string, o Options) (err error) {
 		p.base = p.s.Base()
 		ready := k.n
 		ready.State = Ready
-		err = k.change(ctx, ready)
+		if err = k.change(ctx, ready); err == nil || errors.Is(err, client.ErrUnknown) {
+			return err // it may be whole
+		}
 	}
-	if err == nil {
-		return nil
-	}
-	if uerr := k.unmake(ctx); uerr != nil {
-		err = fmt.Errorf("%w: pool %q may be left, and is not whole: remove it: %w", client.ErrUnknown, name, errors.Join(err, uerr))
+	tidy, done := k.tidy()
+	defer done()
+	if uerr := k.unmake(tidy); uerr != nil {
+		err = k.giveBack(fmt.Errorf("%w: pool %q may be left, and is not whole: remove it: %w", client.ErrUnknown, name, errors.Join(err, uerr)), true)
 	}
 	return err
 }
@@ -143,7 +146,7 @@ func (k *claim) unmake(ctx context.Context) error {
 	if err := space.Delete(ctx, k.c, k.n.Space); err != nil && !errors.Is(err, client.ErrNoName) {
 		return err
 	}
-	if err := k.c.Free(ctx, k.e.Ref); err != nil && !errors.Is(err, client.ErrFreed) {
+	if err := k.c.Free(ctx, k.e.Ref); err != nil && !errors.Is(err, client.ErrFreed) && !errors.Is(err, client.ErrNoRegion) {
 		return err
 	}
 	return k.c.Names().Delete(ctx, k.e.Name, k.e.Revision)
@@ -190,12 +193,14 @@ func (p *Pool) open(ctx context.Context, name string, attr *Attr) error {
 	if err := k.take(ctx, e, n, Ready); err != nil {
 		return err
 	}
-	p.dirty.Store(k.n.Dirty)
+	if k.n.Dirty {
+		p.failed.Add(1)
+	}
 	if err = p.match(ctx, e, attr); err == nil { // a former owner may have set the attributes meanwhile
 		p.s, err = space.Open(ctx, p.c, n.Space)
 	}
 	if err != nil {
-		return errors.Join(err, k.release(ctx, k.n.Dirty))
+		return k.giveBack(err, k.n.Dirty)
 	}
 	p.base = p.s.Base()
 	return nil
@@ -254,27 +259,28 @@ func Remove(ctx context.Context, c *client.Client, name string) error {
 		return err
 	}
 	if err := k.unmake(ctx); err != nil {
-		// It can be removed again, also by another session.
-		return errors.Join(err, k.release(ctx, true))
+		return k.giveBack(err, true) // it can be removed again, also by another session
 	}
 	return nil
 }
 
-// Close gives the pool up when the calls that are running have ended. It does not persist anything. After an error the Client's session has the pool
-// until it ends. A second Close does nothing.
+// Close gives the pool up when the calls that are running have ended; others fail from now on. It does not persist anything. After an error the
+// Client's session may have the pool until it ends; Close can be called again. Behind the first success it does nothing.
 func (p *Pool) Close(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed {
+	// Invariant: no write begins behind a release that may have arrived.
+	p.closed = true
+	if p.released {
 		return nil
 	}
-	if err := p.claim.release(ctx, p.dirty.Load()); err != nil {
+	if err := p.claim.release(ctx, p.Dirty()); err != nil {
 		return fmt.Errorf("pool %q: %w", p.claim.e.Name, err)
 	}
-	p.closed = true
+	p.released = true
 	p.claim.end()
 	return nil
 }
@@ -312,7 +318,6 @@ func (p *Pool) send(ctx context.Context, off, n uint64) error {
 		return nil
 	}
 	p.failed.Add(1)
-	p.dirty.Store(true)
 	if done > 0 && !errors.Is(err, client.ErrUnknown) {
 		err = fmt.Errorf("%w: %w", client.ErrUnknown, err)
 	}
@@ -331,7 +336,10 @@ func (p *Pool) DeepPersist(off, n uint64) error {
 	if err := p.send(p.claim.bound, off, n); err != nil {
 		return err
 	}
-	return p.claim.because(p.s.Flush(p.claim.bound, p.base+off, n))
+	if err := p.s.Flush(p.claim.bound, p.base+off, n); err != nil {
+		return p.claim.because(fmt.Errorf("%w: pool %q: flush of %d bytes at %d: %w", client.ErrUnknown, p.claim.e.Name, n, off, err))
+	}
+	return nil
 }
 
 // Read reads bytes of the pool from an offset on.
@@ -346,11 +354,12 @@ func (p *Pool) Read(dst []byte, off uint64) error {
 
 // SetAttr gives the pool other attributes, at once. client.ErrUnknown: it may have them.
 func (p *Pool) SetAttr(a Attr) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return ErrClosed
+	if err := p.enter(0, 0); err != nil {
+		return err
 	}
+	defer p.mu.RUnlock()
+	p.setting.Lock()
+	defer p.setting.Unlock()
 	h := head{magic, uint64(len(p.local)), a}
 	err := p.c.Write(p.claim.bound, p.claim.e.Ref, h.encode())
 	if err == nil {
@@ -361,8 +370,8 @@ func (p *Pool) SetAttr(a Attr) error {
 
 // Attr are the attributes that the pool had when it was opened, or got by SetAttr since.
 func (p *Pool) Attr() Attr {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
+	p.setting.Lock()
+	defer p.setting.Unlock()
 	return p.attr
 }
 
@@ -370,7 +379,7 @@ func (p *Pool) Attr() Attr {
 func (p *Pool) Bytes() uint64 { return uint64(len(p.local)) }
 
 // Dirty says that the pool was not closed in order, or that a Persist failed, and neither Sync nor Restore has been made since.
-func (p *Pool) Dirty() bool { return p.dirty.Load() }
+func (p *Pool) Dirty() bool { return p.failed.Load() != p.clean.Load() }
 
 // Info describes a pool.
 type Info struct {
@@ -382,6 +391,7 @@ type Info struct {
 	Dirty    bool   `json:"dirty"`           // it is open, or was not closed in order
 	Owner    uint32 `json:"owner,omitempty"` // number of the session that has, or had, it open
 	Space    string `json:"space"`
+	Problem  string `json:"problem,omitempty"` // why the rest is not known
 	Attr     Attr   `json:"-"`
 }
 
@@ -410,7 +420,7 @@ func Stat(ctx context.Context, c *client.Client, name string) (Info, error) {
 	return i, nil
 }
 
-// List describes all pools of the Client's tenant, by name.
+// List describes all pools of the Client's tenant, by name. One that cannot be described has a Problem.
 func List(ctx context.Context, c *client.Client) (out []Info, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -421,11 +431,14 @@ func List(ctx context.Context, c *client.Client) (out []Info, err error) {
 	}
 	for _, name := range names {
 		i, err := Stat(ctx, c, name)
-		if errors.Is(err, client.ErrNoName) || errors.Is(err, client.ErrFreed) {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if i.State == "" && errors.Is(err, client.ErrNoName) {
 			continue // removed meanwhile
 		}
-		if err != nil {
-			return nil, err
+		if i.Name = name; err != nil {
+			i.Problem = err.Error()
 		}
 		out = append(out, i)
 	}

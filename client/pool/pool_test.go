@@ -442,6 +442,121 @@ func TestUnfinished(t *testing.T) {
 	}
 }
 
+// lined connects a client by a line to the controller.
+func lined(t *testing.T, c *testcluster.Cluster) (*client.Client, *testcluster.Line) {
+	line := c.Line()
+	cl, err := client.Connect(t.Context(), client.Config{Controllers: []string{line.URL}, Replicas: 2, Timeout: patience})
+	require.NoError(t, err)
+	t.Cleanup(func() { cl.Close() })
+	return cl, line
+}
+
+// TestCloseWithoutAnAnswer: an owner whose Close may have been carried out writes nothing any more, and can find out.
+func TestCloseWithoutAnAnswer(t *testing.T) {
+	c := testcluster.New(t, testcluster.Options{Nodes: 2})
+	a, line := lined(t, c)
+	b := c.Connect(client.Config{})
+	local := make([]byte, size)
+	p, err := pool.Create(t.Context(), a, "p", local, options(false))
+	require.NoError(t, err)
+	for _, carried := range []bool{true, false} {
+		ctx, cancel := context.WithCancel(t.Context())
+		line.Break(carried, func(method string) bool { return method == "SwapName" })
+		if carried { // the look-up behind the lost answer fails too, and the caller does not wait for it
+			line.Lose(func(method string) bool {
+				if method == "LookupName" {
+					cancel()
+				}
+				return method == "LookupName"
+			})
+		}
+		err := p.Close(ctx)
+		cancel()
+		require.Error(t, err)
+		require.ErrorIs(t, p.Persist(0, 1), pool.ErrClosed)
+		require.ErrorIs(t, p.SetAttr(attr("late")), pool.ErrClosed)
+		line.Break(false, nil)
+		line.Lose(nil)
+		if carried {
+			q, err := pool.Open(t.Context(), b, "p", local, nil)
+			require.NoError(t, err)
+			require.NoError(t, p.Close(t.Context()), "another one has it")
+			require.NoError(t, q.Persist(0, 1))
+			require.NoError(t, q.Close(t.Context()))
+		} else {
+			_, err := pool.Open(t.Context(), b, "p", local, nil)
+			require.ErrorIs(t, err, pool.ErrOpen)
+			require.NoError(t, p.Close(t.Context()))
+		}
+		p, err = pool.Open(t.Context(), a, "p", local, nil)
+		require.NoError(t, err)
+	}
+}
+
+// TestCallerGivesUp: a Remove, and an Open, whose context ends in the middle do not keep the pool.
+func TestCallerGivesUp(t *testing.T) {
+	c := testcluster.New(t, testcluster.Options{Nodes: 2})
+	a, line := lined(t, c)
+	b := c.Connect(client.Config{})
+	local := make([]byte, size)
+	p, err := pool.Create(t.Context(), a, "p", local, options(false))
+	require.NoError(t, err)
+	require.NoError(t, p.Close(t.Context()))
+
+	stopAt := func(wanted string, call func(ctx context.Context) error) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var once atomic.Bool
+		line.Break(true, func(method string) bool {
+			if method != wanted || once.Swap(true) {
+				return false
+			}
+			cancel()
+			return true
+		})
+		require.Error(t, call(ctx))
+		require.True(t, once.Load())
+		line.Break(false, nil)
+	}
+	stopAt("SwapName", func(ctx context.Context) error { _, err := pool.Open(ctx, a, "p", local, nil); return err })
+	p, err = pool.Open(t.Context(), b, "p", local, nil)
+	require.NoError(t, err)
+	require.NoError(t, p.Close(t.Context()))
+
+	stopAt("DeleteSpace", func(ctx context.Context) error { return pool.Remove(ctx, a, "p") })
+	list, err := pool.List(t.Context(), b)
+	require.NoError(t, err)
+	require.Equal(t, []any{pool.Removing, uint32(0)}, []any{list[0].State, list[0].Owner})
+	require.NoError(t, pool.Remove(t.Context(), b, "p"))
+	require.ErrorIs(t, pool.Remove(t.Context(), b, "p"), client.ErrNoName)
+}
+
+// TestListOfDamagedPools: one pool that cannot be described does not hide the others.
+func TestListOfDamagedPools(t *testing.T) {
+	ctx := t.Context()
+	c := testcluster.New(t, testcluster.Options{Nodes: 2})
+	cl := c.Connect(client.Config{})
+	for _, name := range []string{"a", "b"} {
+		p, err := pool.Create(ctx, cl, name, make([]byte, mib), options(false))
+		require.NoError(t, err)
+		require.NoError(t, p.Close(ctx))
+	}
+	i, err := pool.Stat(ctx, cl, "a")
+	require.NoError(t, err)
+	require.NoError(t, space.Delete(ctx, cl, i.Space))
+	e, err := cl.Names().Lookup(ctx, "b")
+	require.NoError(t, err)
+	_, err = cl.Names().Create(ctx, "c", "pool", e.Ref)
+	require.NoError(t, err)
+	list, err := pool.List(ctx, cl)
+	require.NoError(t, err)
+	require.Len(t, list, 3)
+	require.Contains(t, list[0].Problem, "no such name")
+	require.Empty(t, list[1].Problem)
+	require.Contains(t, list[2].Problem, "note is damaged")
+	require.NoError(t, pool.Remove(ctx, cl, "a"))
+}
+
 // TestContextsThatHaveEnded: no call does anything then.
 func TestContextsThatHaveEnded(t *testing.T) {
 	c := testcluster.New(t, testcluster.Options{Nodes: 2})

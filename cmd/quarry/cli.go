@@ -179,6 +179,15 @@ func (a *app) with(ctx context.Context, change func(*client.Config), f func(cont
 	return errors.Join(f(tctx, c), c.Close())
 }
 
+// withLong is with for work whose length depends on how much there is: --timeout bounds each call of it.
+func (a *app) withLong(ctx context.Context, change func(*client.Config), f func(context.Context, *client.Client) error) error {
+	c, err := a.connect(ctx, change)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(ctx, c), c.Close())
+}
+
 // print writes v as JSON with --json, else what text prints.
 func (a *app) print(v any, text func(io.Writer)) error {
 	if a.cli.JSON {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,7 +57,7 @@ func (p poolFlags) withFile(ctx context.Context, a *app, change func(*client.Con
 		return fmt.Errorf("map %s: %w", p.File, err)
 	}
 	defer unix.Munmap(local)
-	return a.with(ctx, change, func(ctx context.Context, c *client.Client) error { return f(ctx, c, local) })
+	return a.withLong(ctx, change, func(ctx context.Context, c *client.Client) error { return f(ctx, c, local) })
 }
 
 // poolProgress shows how much of total bytes has been compared.
@@ -97,7 +98,9 @@ func (a *app) printPools(list []pool.Info, v any) error {
 			if i.Durable {
 				size += " durable"
 			}
-			if i.Owner != 0 {
+			if i.Problem != "" {
+				state = cmp.Or(i.State, "damaged") + ": " + i.Problem
+			} else if i.Owner != 0 {
 				state = fmt.Sprintf("open by session %d", i.Owner)
 			} else if i.Dirty {
 				state = "dirty"
@@ -134,7 +137,8 @@ func (p *poolCreateCmd) Run(ctx context.Context, a *app) error {
 			return err
 		}
 		if err := a.syncPool(ctx, made, local, nil); err != nil {
-			return fmt.Errorf("the pool is made, and does not have all of the file: run quarry pool sync: %w", err)
+			const left = "pool %s is made, and does not have all of the file: run quarry pool sync"
+			return ifInterrupted(ctx, fmt.Errorf(left+": %w", p.Name, err), left, p.Name)
 		}
 		i, err := pool.Stat(ctx, c, p.Name)
 		if err != nil {
@@ -212,16 +216,19 @@ func (p *poolSyncCmd) Run(ctx context.Context, a *app) error {
 		}
 		var r pool.Report
 		if err := a.syncPool(ctx, opened, local, &r); err != nil {
-			return err
+			return ifInterrupted(ctx, err, "pool %s has the file in part: run quarry pool sync again", p.Name)
 		}
 		return a.printReport(r, ": the pool is as the file is now")
 	})
 }
 
-type poolRestoreCmd struct{ poolFlags }
+type poolRestoreCmd struct {
+	Name string `arg:"" complete:"pool" help:"Of the pool."`
+	File string `arg:"" help:"To write. It takes the place of an older one when it is whole."`
+}
 
 func (p *poolRestoreCmd) Run(ctx context.Context, a *app) error {
-	return a.with(ctx, nil, func(ctx context.Context, c *client.Client) error {
+	return a.withLong(ctx, nil, func(ctx context.Context, c *client.Client) error {
 		i, err := pool.Stat(ctx, c, p.Name)
 		if err != nil {
 			return err
@@ -232,7 +239,7 @@ func (p *poolRestoreCmd) Run(ctx context.Context, a *app) error {
 		}
 		var r pool.Report
 		if err = finish(p.restore(ctx, a, c, w.(*os.File), i, &r)); err != nil {
-			return fmt.Errorf("%s is as it was before: %w", p.File, err)
+			return ifInterrupted(ctx, fmt.Errorf("%s is as it was before: %w", p.File, err), "%s is as it was before", p.File)
 		}
 		return a.printReport(r, ": the file is as the pool is now")
 	})

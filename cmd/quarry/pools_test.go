@@ -61,5 +61,5 @@ func TestPoolCommands(t *testing.T) {
 	require.Len(t, left, 3, "no temporary file")
 	on(t, "pool", "rm", "ledger").ok(t)
 	on(t, "pool", "rm", "ledger").fails(t, exitNotFound, "ledger")
-	require.NotContains(t, on(t, "space", "list").ok(t), "pool/")
+	require.NotContains(t, on(t, "space", "list").ok(t), "ledger")
 }
