@@ -1,12 +1,16 @@
 package flight
 
 import (
+	"context"
 	"io"
+	"net"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	arrowflight "github.com/apache/arrow-go/v18/arrow/flight"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 )
 
 // recorded is a stream of messages that have come already.
@@ -112,4 +116,48 @@ const MaxPutRows = maxPutRows
 func Order(b arrow.RecordBatch) (int, error) {
 	e, err := entriesOf(b, positions{0, 1})
 	return len(e.order), err
+}
+
+// Outgoing is a message of a stream that is not written.
+type Outgoing struct {
+	o *outgoing
+	a *admitted
+}
+
+// sink is a stream that takes any message.
+type sink struct{ grpc.ServerStream }
+
+func (sink) SendMsg(any) error { return nil }
+
+// NewOutgoing makes a message for a call whose connection is open, which waits behind one that is not written.
+func NewOutgoing(ctx context.Context, s *Server, nc net.Conn, message any) *Outgoing {
+	ctx = peer.NewContext(ctx, &peer.Peer{AuthInfo: peerInfo{conn: newConnections(1, &s.stats.refused).add(nc)}})
+	before := &outgoing{ended: make(chan struct{})}
+	return &Outgoing{s.outgoing(ctx, message, nil), &admitted{ServerStream: sink{}, s: s, ctx: ctx, last: before}}
+}
+
+// Send sends the message when the one before is written.
+func (o *Outgoing) Send() error { return o.a.SendMsg(o.o) }
+
+// Marshal is what gRPC does with a message that it sends.
+func (o *Outgoing) Marshal() error {
+	_, err := newCodec().Marshal(o.o)
+	return err
+}
+
+// Ended says whether the message has ended.
+func (o *Outgoing) Ended() bool {
+	select {
+	case <-o.o.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// Linked says whether the connection holds the message in memory. It does not from here on.
+func (o *Outgoing) Linked() bool {
+	o.o.mu.Lock()
+	defer o.o.mu.Unlock()
+	return o.o.unlink != nil && o.o.unlink()
 }

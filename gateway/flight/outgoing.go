@@ -31,13 +31,17 @@ type outgoing struct {
 	then    func(sent bool)
 	ended   chan struct{}
 	once    sync.Once
-	late    *time.Timer
-	unlink  func() bool
+
+	mu     sync.Mutex // guards all below: a connection that closes ends a message while it is made
+	late   *time.Timer
+	unlink func() bool // from its connection, which holds it in memory until then
 }
 
 // outgoing makes a message. then, if not nil, is called when it ends.
 func (s *Server) outgoing(ctx context.Context, message any, then func(sent bool)) *outgoing {
 	o := &outgoing{message: message, then: then, ended: make(chan struct{}), sent: func() bool { return ctx.Err() == nil }}
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.late = time.AfterFunc(s.cfg.SlowReader, func() { s.hangUp(ctx) })
 	if c := connOf(ctx); c != nil {
 		o.sent = func() bool { return ctx.Err() == nil && c.ctx.Err() == nil }
@@ -49,7 +53,12 @@ func (s *Server) outgoing(ctx context.Context, message any, then func(sent bool)
 // end ends a message.
 func (o *outgoing) end(sent bool) {
 	o.once.Do(func() {
+		o.mu.Lock()
 		o.late.Stop()
+		if o.unlink != nil {
+			o.unlink()
+		}
+		o.mu.Unlock()
 		if o.then != nil {
 			o.then(sent)
 		}
@@ -60,9 +69,6 @@ func (o *outgoing) end(sent bool) {
 // Put is called by gRPC when nothing of it has the message's bytes any more. It implements mem.BufferPool.
 func (o *outgoing) Put(b *[]byte) {
 	o.end(o.sent())
-	if o.unlink != nil {
-		o.unlink()
-	}
 	mem.DefaultBufferPool().Put(b)
 }
 
