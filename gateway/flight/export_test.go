@@ -81,6 +81,16 @@ const MaxStrangers = maxStrangers
 // MaxShort is how many calls run at a time that are no streams of batches.
 const MaxShort = maxShort
 
+// Strangers is how many calls of strangers run.
+func Strangers(s *Server) int { return int(s.calls.strangers.Load()) }
+
+// ShortCalls is how many calls run that are no streams of batches, and of how many tokens.
+func ShortCalls(s *Server) (calls, tokens int) {
+	s.calls.mu.Lock()
+	defer s.calls.mu.Unlock()
+	return s.calls.short, len(s.calls.of)
+}
+
 // Forget has sessions that no call uses end now, and new calls open others.
 func Forget(s *Server) {
 	s.callers.mu.Lock()

@@ -155,14 +155,19 @@ func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, erro
 			return refuse(codes.Unauthenticated, "no token: send the header %s: Bearer TOKEN, with a token of the cluster (quarry token create)", tokenHeader)
 		}
 		key := p.key()
-		if !s.callers.knows(key) && !s.stranger(ctx) {
-			return refuse(codes.ResourceExhausted, "%d calls with tokens that are not known yet run already: try again", maxStrangers)
+		if !s.callers.knows(key) {
+			in := s.stranger(ctx)
+			if in == nil {
+				return refuse(codes.ResourceExhausted, "%d calls with tokens that are not known yet run already: try again", maxStrangers)
+			}
+			ctx = in
 		}
 		if _, streams := streamsOfBatches[info.FullMethodName]; streams {
 			return ctx, nil
 		}
 		place := s.calls.enter(key.token)
 		if place == nil {
+			noStranger(ctx) // gRPC does not end the context of a call that is refused here
 			return refuse(codes.ResourceExhausted, "%d calls run already, or half as many of this caller: try again", maxShort)
 		}
 		if info.FullMethodName != flightService+"ListFlights" { // its messages have limits of their own
@@ -174,20 +179,31 @@ func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, erro
 		context.AfterFunc(ctx, func() { leave(false) })
 		return context.WithValue(ctx, slotContext{}, place), nil
 	}
-	if !s.stranger(ctx) {
+	in := s.stranger(ctx)
+	if in == nil {
 		return refuse(codes.ResourceExhausted, "%d calls with tokens that are not known yet run already: try again", maxStrangers)
 	}
-	return ctx, nil
+	return in, nil
 }
 
-// stranger counts a call of a stranger until it ends, if there are not too many.
-func (s *Server) stranger(ctx context.Context) bool {
+type strangerContext struct{}
+
+// stranger counts a call of a stranger until it ends, or until noStranger, and returns its context; nil if there are too many.
+func (s *Server) stranger(ctx context.Context) context.Context {
 	if s.calls.strangers.Add(1) > maxStrangers {
 		s.calls.strangers.Add(-1)
-		return false
+		return nil
 	}
-	context.AfterFunc(ctx, func() { s.calls.strangers.Add(-1) })
-	return true
+	leave := sync.OnceFunc(func() { s.calls.strangers.Add(-1) })
+	context.AfterFunc(ctx, leave)
+	return context.WithValue(ctx, strangerContext{}, leave)
+}
+
+// noStranger says that a call counts no more as one of a stranger.
+func noStranger(ctx context.Context) {
+	if leave, ok := ctx.Value(strangerContext{}).(func()); ok {
+		leave()
+	}
 }
 
 // streamsOfBatches are the calls whose streams are counted by themselves.

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/quarrystore/quarry/btree"
@@ -224,6 +225,36 @@ func TestStrangersAreFew(t *testing.T) {
 	}, patience, tick, "they are counted until they end")
 	cancel()
 	require.NoError(t, <-done)
+}
+
+// Calls of strangers that are refused while all slots are taken are strangers no more.
+func TestStrangersThatAreRefused(t *testing.T) {
+	w := newWorld(t, testcluster.Options{Token: "the cluster's own"})
+	w.tree("users", 1, 1)
+	s, addr := w.serve(flight.Config{})
+	silent, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for range 2 { // tokens, half of the slots for each
+		_, token := w.tokenOf("default", "", mayRead)
+		c := dial(t, addr)
+		_, err := c.GetFlightInfo(as(t.Context(), token), path("users"))
+		require.NoError(t, err)
+		require.Eventually(t, func() bool { calls, _ := flight.ShortCalls(s); return calls%(flight.MaxShort/2) == 0 }, patience, tick)
+		conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		require.NoError(t, err)
+		defer conn.Close()
+		for range flight.MaxShort / 2 { // calls whose request does not come
+			_, err := conn.NewStream(as(silent, token), &grpc.StreamDesc{ClientStreams: true}, "/arrow.flight.protocol.FlightService/GetFlightInfo")
+			require.NoError(t, err)
+		}
+	}
+	require.Eventually(t, func() bool { calls, _ := flight.ShortCalls(s); return calls == flight.MaxShort }, patience, tick)
+	c := dial(t, addr)
+	for range 2 * flight.MaxStrangers {
+		_, err := c.GetFlightInfo(as(t.Context(), "qt_of_a_stranger"), path("users"))
+		fails(t, err, codes.ResourceExhausted, "64 calls run already")
+	}
+	require.Eventually(t, func() bool { return flight.Strangers(s) == 0 }, patience, tick)
 }
 
 // Connections on which nothing was authenticated close the oldest of them, and keep no caller out.
