@@ -100,7 +100,7 @@ type slot struct {
 	uses  atomic.Int64
 }
 
-// enter takes a slot; one token has at most half of them.
+// enter takes a slot, which is used once; one token has at most half of them.
 func (g *gate) enter(token tokenHash) *slot {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -112,22 +112,34 @@ func (g *gate) enter(token tokenHash) *slot {
 	}
 	g.short++
 	g.of[token]++
-	return &slot{g: g, token: token}
+	s := &slot{g: g, token: token}
+	s.uses.Store(1)
+	return s
 }
 
-// hold uses a slot until what it returns is called.
-func (s *slot) hold() func(bool) {
-	s.uses.Add(1)
-	return func(bool) {
-		if s.uses.Add(-1) > 0 {
-			return
+// hold uses a slot until what it returns is called. A slot that is free stays so: the call has gone, and so will its answer.
+func (s *slot) hold() (leave func(bool)) {
+	for {
+		n := s.uses.Load()
+		if n == 0 {
+			return func(bool) {}
 		}
-		s.g.mu.Lock()
-		defer s.g.mu.Unlock()
-		s.g.short--
-		if s.g.of[s.token]--; s.g.of[s.token] == 0 {
-			delete(s.g.of, s.token)
+		if s.uses.CompareAndSwap(n, n+1) {
+			return func(bool) { s.leave() }
 		}
+	}
+}
+
+// leave ends a use of a slot.
+func (s *slot) leave() {
+	if s.uses.Add(-1) > 0 {
+		return
+	}
+	s.g.mu.Lock()
+	defer s.g.mu.Unlock()
+	s.g.short--
+	if s.g.of[s.token]--; s.g.of[s.token] == 0 {
+		delete(s.g.of, s.token)
 	}
 }
 
@@ -175,8 +187,7 @@ func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, erro
 			context.AfterFunc(ctx, cancel)
 			ctx = within
 		}
-		leave := place.hold()
-		context.AfterFunc(ctx, func() { leave(false) })
+		context.AfterFunc(ctx, place.leave)
 		return context.WithValue(ctx, slotContext{}, place), nil
 	}
 	in := s.stranger(ctx)

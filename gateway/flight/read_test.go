@@ -294,6 +294,39 @@ func TestShortCallsAreBounded(t *testing.T) {
 	}, patience, tick)
 }
 
+// A call that goes on after its caller has gone frees its slot once.
+func TestSlotsAreFreedOnce(t *testing.T) {
+	w := newWorld(t, testcluster.Options{})
+	w.tree("users", 1, 1)
+	entered, held := make(chan struct{}, 1), make(chan struct{})
+	s, addr := w.serve(flight.Config{Locations: func(string, string) []string {
+		entered <- struct{}{}
+		<-held
+		return nil
+	}})
+	c := dial(t, addr)
+	free := func() bool { calls, tokens := flight.ShortCalls(s); return calls == 0 && tokens == 0 }
+	ctx, cancel := context.WithCancel(t.Context())
+	for range 4 {
+		go c.GetFlightInfo(ctx, path("users"))
+	}
+	for range 4 {
+		<-entered
+	}
+	calls, _ := flight.ShortCalls(s)
+	require.Equal(t, 4, calls)
+	cancel()
+	require.Eventually(t, free, patience, tick)
+	close(held)
+	require.Eventually(t, func() bool { return s.Stats().Calls == 4 }, patience, tick)
+	require.Zero(t, s.Stats().Failed, "the calls have answers")
+	for range 10 { // time for gRPC to drop these
+		_, err := c.GetSchema(t.Context(), path("users"))
+		require.NoError(t, err)
+	}
+	require.Eventually(t, free, patience, tick)
+}
+
 // A reader that goes away frees its stream; more streams than the server has are refused.
 func TestStreamsEndWithTheirReaders(t *testing.T) {
 	w := newWorld(t, testcluster.Options{RegionBytes: 64 << 20})
