@@ -31,7 +31,7 @@ const (
 	flightService  = "/arrow.flight.protocol.FlightService/"
 	healthService  = "/grpc.health.v1.Health/"
 	healthCheck    = healthService + "Check"
-	// maxStrangers is how many calls may run at a time whose token has no open session: each may send a message of Config.MessageBytes
+	// maxStrangers is how many calls may run at a time whose token had no open session yet: each may send a message of Config.MessageBytes
 	// before its token is checked.
 	maxStrangers = 16
 	// maxFirst is how many streams of a caller may wait for their first message at a time, and firstMessage how long they may.
@@ -199,7 +199,7 @@ func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, erro
 
 type strangerContext struct{}
 
-// stranger counts a call of a stranger until it ends, or until noStranger, and returns its context; nil if there are too many.
+// stranger counts a call of a stranger until its caller has a session (noStranger) or it ends, and returns its context; nil if there are too many.
 func (s *Server) stranger(ctx context.Context) context.Context {
 	if s.calls.strangers.Add(1) > maxStrangers {
 		s.calls.strangers.Add(-1)
@@ -236,6 +236,7 @@ func (s *Server) admit(ctx context.Context) (in context.Context, leave func(), e
 	if err != nil {
 		return nil, nil, err
 	}
+	noStranger(ctx)
 	if from, ok := peer.FromContext(ctx); ok {
 		if info, ok := from.AuthInfo.(peerInfo); ok {
 			info.authenticated()

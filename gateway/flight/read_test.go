@@ -327,6 +327,22 @@ func TestSlotsAreFreedOnce(t *testing.T) {
 	require.Eventually(t, free, patience, tick)
 }
 
+// A stream that is the first call of its caller is one of a stranger until the caller has a session, and not as long as it runs.
+func TestStreamsOfStrangers(t *testing.T) {
+	w := newWorld(t, testcluster.Options{RegionBytes: 64 << 20})
+	w.tree("users", 4000, 4000)
+	_, other := w.serve(flight.Config{})
+	info, err := dial(t, other).GetFlightInfo(t.Context(), command(t, flight.Request{Tree: "users", Parts: 1}))
+	require.NoError(t, err)
+	s, addr := w.serve(flight.Config{})
+	stream, err := dial(t, addr).DoGet(t.Context(), info.Endpoint[0].Ticket)
+	require.NoError(t, err)
+	_, err = stream.Recv()
+	require.NoError(t, err)
+	require.EqualValues(t, 1, s.Stats().Reading)
+	require.Zero(t, flight.Strangers(s))
+}
+
 // A reader that goes away frees its stream; more streams than the server has are refused.
 func TestStreamsEndWithTheirReaders(t *testing.T) {
 	w := newWorld(t, testcluster.Options{RegionBytes: 64 << 20})
