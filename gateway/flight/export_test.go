@@ -130,8 +130,9 @@ func Order(b arrow.RecordBatch) (int, error) {
 
 // Outgoing is a message of a stream that is not written.
 type Outgoing struct {
-	o *outgoing
-	a *admitted
+	o      *outgoing
+	before *outgoing
+	a      *admitted
 }
 
 // sink is a stream that takes any message.
@@ -142,9 +143,14 @@ func (sink) SendMsg(any) error { return nil }
 // NewOutgoing makes a message for a call whose connection is open, which waits behind one that is not written.
 func NewOutgoing(ctx context.Context, s *Server, nc net.Conn, message any) *Outgoing {
 	ctx = peer.NewContext(ctx, &peer.Peer{AuthInfo: peerInfo{conn: newConnections(1, &s.stats.refused).add(nc)}})
-	before := &outgoing{ended: make(chan struct{})}
-	return &Outgoing{s.outgoing(ctx, message, nil), &admitted{ServerStream: sink{}, s: s, ctx: ctx, last: before}}
+	o := &Outgoing{o: s.outgoing(ctx, message, nil)}
+	o.a = &admitted{ServerStream: sink{}, s: s, ctx: ctx, last: s.outgoing(ctx, message, nil)}
+	o.before = o.a.last
+	return o
 }
+
+// Follow has the message before be written.
+func (o *Outgoing) Follow() { o.before.end(true) }
 
 // Send sends the message when the one before is written.
 func (o *Outgoing) Send() error { return o.a.SendMsg(o.o) }
@@ -163,6 +169,13 @@ func (o *Outgoing) Ended() bool {
 	default:
 		return false
 	}
+}
+
+// Timed says whether the time that the caller has for the message runs.
+func (o *Outgoing) Timed() bool {
+	o.o.mu.Lock()
+	defer o.o.mu.Unlock()
+	return o.o.late != nil
 }
 
 // Linked says whether the connection holds the message in memory. It does not from here on.

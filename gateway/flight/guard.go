@@ -276,7 +276,9 @@ func (s *Server) serve(ctx context.Context, method string, call func(context.Con
 func (s *Server) unary(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (out any, err error) {
 	err = s.serve(ctx, info.FullMethod, func(ctx context.Context) (err error) {
 		if out, err = next(ctx, q); err == nil && info.FullMethod != healthCheck {
-			out = s.outgoing(ctx, out, slotOf(ctx).hold())
+			o := s.outgoing(ctx, out, slotOf(ctx).hold())
+			o.send()
+			out = o
 		}
 		return err
 	})

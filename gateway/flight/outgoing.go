@@ -26,35 +26,40 @@ const (
 //
 // Invariant: it ends once.
 type outgoing struct {
+	s       *Server
+	ctx     context.Context // of its call
 	message any
-	sent    func() bool // whether it was written when gRPC lets go of it
 	then    func(sent bool)
 	ended   chan struct{}
 	once    sync.Once
 
-	mu     sync.Mutex // guards all below: a connection that closes ends a message while it is made
-	late   *time.Timer
+	mu     sync.Mutex  // guards all below: a connection that closes ends a message at any moment
+	late   *time.Timer // from when it is sent, as unlink
 	unlink func() bool // from its connection, which holds it in memory until then
 }
 
 // outgoing makes a message. then, if not nil, is called when it ends.
 func (s *Server) outgoing(ctx context.Context, message any, then func(sent bool)) *outgoing {
-	o := &outgoing{message: message, then: then, ended: make(chan struct{}), sent: func() bool { return ctx.Err() == nil }}
+	return &outgoing{s: s, ctx: ctx, message: message, then: then, ended: make(chan struct{})}
+}
+
+// send begins the time that the caller has for a message, which goes to gRPC next.
+func (o *outgoing) send() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.late = time.AfterFunc(s.cfg.SlowReader, func() { s.hangUp(ctx) })
-	if c := connOf(ctx); c != nil {
-		o.sent = func() bool { return ctx.Err() == nil && c.ctx.Err() == nil }
+	o.late = time.AfterFunc(o.s.cfg.SlowReader, func() { o.s.hangUp(o.ctx) })
+	if c := connOf(o.ctx); c != nil {
 		o.unlink = context.AfterFunc(c.ctx, func() { o.end(false) }) // gRPC forgets what it has when a connection closes
 	}
-	return o
 }
 
 // end ends a message.
 func (o *outgoing) end(sent bool) {
 	o.once.Do(func() {
 		o.mu.Lock()
-		o.late.Stop()
+		if o.late != nil {
+			o.late.Stop()
+		}
 		if o.unlink != nil {
 			o.unlink()
 		}
@@ -68,7 +73,8 @@ func (o *outgoing) end(sent bool) {
 
 // Put is called by gRPC when nothing of it has the message's bytes any more. It implements mem.BufferPool.
 func (o *outgoing) Put(b *[]byte) {
-	o.end(o.sent())
+	c := connOf(o.ctx)
+	o.end(o.ctx.Err() == nil && (c == nil || c.ctx.Err() == nil))
 	mem.DefaultBufferPool().Put(b)
 }
 
@@ -131,6 +137,7 @@ func (a *admitted) SendMsg(m any) error {
 		return err
 	}
 	a.last = o
+	o.send() // now: while it waits, its caller has the time of the one before
 	return a.ServerStream.SendMsg(o)
 }
 

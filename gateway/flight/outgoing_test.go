@@ -3,6 +3,7 @@ package flight_test
 import (
 	"context"
 	"net"
+	"sync"
 	"testing"
 
 	arrowflight "github.com/apache/arrow-go/v18/arrow/flight"
@@ -31,7 +32,33 @@ func TestEndedMessagesAreForgotten(t *testing.T) {
 	require.False(t, o.Linked())
 
 	o = outgoing(t, t.Context(), &arrowflight.FlightData{})
+	o.Follow()
+	require.NoError(t, o.Send())
 	require.NoError(t, o.Marshal())
 	require.True(t, o.Ended())
 	require.False(t, o.Linked())
+}
+
+// awaited is a context that tells when somebody waits for its end.
+type awaited struct {
+	context.Context
+	waits func()
+}
+
+func (a awaited) Done() <-chan struct{} {
+	a.waits()
+	return a.Context.Done()
+}
+
+// The time for a message does not run while the one before is not written.
+func TestTimeOfMessages(t *testing.T) {
+	waits, sent := make(chan struct{}), make(chan error, 1)
+	o := outgoing(t, awaited{t.Context(), sync.OnceFunc(func() { close(waits) })}, &arrowflight.FlightData{DataBody: []byte("batch")})
+	go func() { sent <- o.Send() }()
+	<-waits
+	require.False(t, o.Timed())
+	o.Follow()
+	require.NoError(t, <-sent)
+	require.True(t, o.Timed())
+	require.True(t, o.Linked())
 }
