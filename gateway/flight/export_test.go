@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/stats"
 )
 
 // recorded is a stream of messages that have come already.
@@ -135,16 +136,24 @@ type Outgoing struct {
 	a      *admitted
 }
 
-// sink is a stream that takes any message.
-type sink struct{ grpc.ServerStream }
+// sink is a stream that takes any message, and tells so as gRPC's does.
+type sink struct {
+	grpc.ServerStream
+	taking func()
+}
 
-func (sink) SendMsg(any) error { return nil }
+func (s sink) SendMsg(m any) error {
+	s.taking()
+	taken{}.HandleRPC(context.Background(), &stats.OutPayload{Payload: m})
+	return nil
+}
 
-// NewOutgoing makes a message for a call whose connection is open, which waits behind one that is not written.
-func NewOutgoing(ctx context.Context, s *Server, nc net.Conn, message any) *Outgoing {
+// NewOutgoing makes a message for a call whose connection is open, which waits behind one that is not written. taking is
+// called while it is sent.
+func NewOutgoing(ctx context.Context, s *Server, nc net.Conn, message any, taking func()) *Outgoing {
 	ctx = peer.NewContext(ctx, &peer.Peer{AuthInfo: peerInfo{conn: newConnections(1, &s.stats.refused).add(nc)}})
 	o := &Outgoing{o: s.outgoing(ctx, message, nil)}
-	o.a = &admitted{ServerStream: sink{}, s: s, ctx: ctx, last: s.outgoing(ctx, message, nil)}
+	o.a = &admitted{ServerStream: sink{taking: taking}, s: s, ctx: ctx, last: s.outgoing(ctx, message, nil)}
 	o.before = o.a.last
 	return o
 }

@@ -95,13 +95,14 @@ type gate struct {
 
 // slot is the place of a call that is no stream of batches. It is free again when the call has ended and its answer is written.
 type slot struct {
-	g     *gate
-	token tokenHash
-	uses  atomic.Int64
+	g      *gate
+	token  tokenHash
+	stream context.Context // of the call, which has no shortCall
+	uses   atomic.Int64
 }
 
 // enter takes a slot, which is used once; one token has at most half of them.
-func (g *gate) enter(token tokenHash) *slot {
+func (g *gate) enter(stream context.Context, token tokenHash) *slot {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.short >= maxShort || token != noToken && g.of[token] >= maxShort/2 {
@@ -112,7 +113,7 @@ func (g *gate) enter(token tokenHash) *slot {
 	}
 	g.short++
 	g.of[token]++
-	s := &slot{g: g, token: token}
+	s := &slot{g: g, token: token, stream: stream}
 	s.uses.Store(1)
 	return s
 }
@@ -177,7 +178,7 @@ func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, erro
 		if _, streams := streamsOfBatches[info.FullMethodName]; streams {
 			return ctx, nil
 		}
-		place := s.calls.enter(key.token)
+		place := s.calls.enter(ctx, key.token)
 		if place == nil {
 			noStranger(ctx) // gRPC does not end the context of a call that is refused here
 			return refuse(codes.ResourceExhausted, "%d calls run already, or half as many of this caller: try again", maxShort)
@@ -276,7 +277,8 @@ func (s *Server) serve(ctx context.Context, method string, call func(context.Con
 func (s *Server) unary(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (out any, err error) {
 	err = s.serve(ctx, info.FullMethod, func(ctx context.Context) (err error) {
 		if out, err = next(ctx, q); err == nil && info.FullMethod != healthCheck {
-			o := s.outgoing(ctx, out, slotOf(ctx).hold())
+			place := slotOf(ctx)
+			o := s.outgoing(place.stream, out, place.hold())
 			o.send()
 			out = o
 		}

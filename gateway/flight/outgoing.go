@@ -11,6 +11,7 @@ import (
 	grpcproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -27,7 +28,7 @@ const (
 // Invariant: it ends once.
 type outgoing struct {
 	s       *Server
-	ctx     context.Context // of its call
+	ctx     context.Context // of its stream
 	message any
 	then    func(sent bool)
 	ended   chan struct{}
@@ -38,7 +39,7 @@ type outgoing struct {
 	unlink func() bool // from its connection, which holds it in memory until then
 }
 
-// outgoing makes a message. then, if not nil, is called when it ends.
+// outgoing makes a message for the stream of a context. then, if not nil, is called when it ends.
 func (s *Server) outgoing(ctx context.Context, message any, then func(sent bool)) *outgoing {
 	return &outgoing{s: s, ctx: ctx, message: message, then: then, ended: make(chan struct{})}
 }
@@ -80,6 +81,28 @@ func (o *outgoing) Put(b *[]byte) {
 
 // Get implements mem.BufferPool.
 func (o *outgoing) Get(n int) *[]byte { return mem.DefaultBufferPool().Get(n) }
+
+// taken ends messages that gRPC took over while their streams were closed: it may drop them, and not tell (loopyWriter.preprocessData).
+// It implements stats.Handler.
+type taken struct{}
+
+// HandleRPC implements stats.Handler.
+func (taken) HandleRPC(_ context.Context, event stats.RPCStats) {
+	if e, ok := event.(*stats.OutPayload); ok {
+		if o, ok := e.Payload.(*outgoing); ok && o.ctx.Err() != nil {
+			o.end(false)
+		}
+	}
+}
+
+// TagRPC implements stats.Handler.
+func (taken) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+
+// TagConn implements stats.Handler.
+func (taken) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+// HandleConn implements stats.Handler.
+func (taken) HandleConn(context.Context, stats.ConnStats) {}
 
 // codec is that of gRPC, which tells when an outgoing message is written.
 type codec struct{ encoding.CodecV2 }

@@ -14,24 +14,32 @@ import (
 )
 
 // outgoing makes a message that waits behind another one, at a server without a cluster.
-func outgoing(t *testing.T, ctx context.Context, message any) *flight.Outgoing {
+func outgoing(t *testing.T, ctx context.Context, message any, taking func()) *flight.Outgoing {
 	s, err := flight.New(flight.Config{Connect: func(context.Context, string, string, bool) (*client.Client, error) { return nil, net.ErrClosed }})
 	require.NoError(t, err)
 	here, there := net.Pipe()
 	t.Cleanup(func() { here.Close(); there.Close() })
-	return flight.NewOutgoing(ctx, s, here, message)
+	return flight.NewOutgoing(ctx, s, here, message, taking)
 }
 
-// A message that ends is not held by its connection: one whose stream ends while it waits for the one before, and one without a byte.
+// A message that ends is not held by its connection: one whose stream ends while it waits for the one before, or while gRPC takes it over, and
+// one without a byte.
 func TestEndedMessagesAreForgotten(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	o := outgoing(t, ctx, &arrowflight.FlightData{DataBody: []byte("batch")})
+	o := outgoing(t, ctx, &arrowflight.FlightData{DataBody: []byte("batch")}, func() {})
 	cancel()
 	require.ErrorIs(t, o.Send(), context.Canceled)
 	require.True(t, o.Ended())
 	require.False(t, o.Linked())
 
-	o = outgoing(t, t.Context(), &arrowflight.FlightData{})
+	ctx, cancel = context.WithCancel(t.Context())
+	o = outgoing(t, ctx, &arrowflight.FlightData{DataBody: []byte("batch")}, cancel)
+	o.Follow()
+	require.NoError(t, o.Send())
+	require.True(t, o.Ended())
+	require.False(t, o.Linked())
+
+	o = outgoing(t, t.Context(), &arrowflight.FlightData{}, func() {})
 	o.Follow()
 	require.NoError(t, o.Send())
 	require.NoError(t, o.Marshal())
@@ -53,7 +61,7 @@ func (a awaited) Done() <-chan struct{} {
 // The time for a message does not run while the one before is not written.
 func TestTimeOfMessages(t *testing.T) {
 	waits, sent := make(chan struct{}), make(chan error, 1)
-	o := outgoing(t, awaited{t.Context(), sync.OnceFunc(func() { close(waits) })}, &arrowflight.FlightData{DataBody: []byte("batch")})
+	o := outgoing(t, awaited{t.Context(), sync.OnceFunc(func() { close(waits) })}, &arrowflight.FlightData{DataBody: []byte("batch")}, func() {})
 	go func() { sent <- o.Send() }()
 	<-waits
 	require.False(t, o.Timed())

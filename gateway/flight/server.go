@@ -176,7 +176,7 @@ func (s *Server) Serve(ctx context.Context, secured *tls.Config, listeners ...ne
 		grpc.MaxRecvMsgSize(s.cfg.MessageBytes), grpc.MaxHeaderListSize(maxHeaderBytes), grpc.MaxConcurrentStreams(uint32(s.cfg.ReadStreams+s.cfg.PutStreams)),
 		grpc.ConnectionTimeout(handshakeTimeout), grpc.InitialWindowSize(windowBytes), grpc.InitialConnWindowSize(windowBytes),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idleConnection, Time: pingAfter, Timeout: pingTimeout}),
-		grpc.InTapHandle(s.tap), grpc.UnaryInterceptor(s.unary), grpc.StreamInterceptor(s.stream),
+		grpc.StatsHandler(taken{}), grpc.InTapHandle(s.tap), grpc.UnaryInterceptor(s.unary), grpc.StreamInterceptor(s.stream),
 	)
 	arrowflight.RegisterFlightServiceServer(g, s)
 	alive := health.NewServer()
