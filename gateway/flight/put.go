@@ -163,8 +163,8 @@ func entriesOf(b arrow.RecordBatch, at positions) (e entries, err error) {
 		return e, fmt.Errorf("%d rows, at most %d: send smaller batches", b.NumRows(), maxPutRows)
 	}
 	keys, values := b.Column(at.key), b.Column(at.value)
-	if keys.Len() != values.Len() {
-		return e, fmt.Errorf("%d keys and %d values", keys.Len(), values.Len())
+	if n := b.NumRows(); int64(keys.Len()) != n || int64(values.Len()) != n { // the message says both, and limits are of rows
+		return e, fmt.Errorf("%d keys and %d values in %d rows", keys.Len(), values.Len(), n)
 	}
 	defer func() {
 		if recover() != nil {

@@ -84,6 +84,7 @@ func TestBatchesThatAreRefused(t *testing.T) {
 		"row 1: a key of 1025 bytes":           batchOf(row{key: "b", value: "2"}, row{key: string(make([]byte, 1025)), value: "3"}),
 		"row 1: a value of 67108865 bytes, at": batchOf(row{key: "b", value: "2"}, row{key: "c", value: string(make([]byte, btree.MaxValueBytes+1))}),
 		"column value: 1 of 2 rows are null":   withNull(),
+		"2 keys and 2 values in 1 rows":        array.NewRecordBatch(binarySchema, batchOf(row{key: "b"}, row{key: "c"}).Columns(), 1),
 	} {
 		acks, err := put(t.Context(), c, "users", binarySchema, good, bad)
 		fails(t, err, codes.InvalidArgument, says)
