@@ -158,8 +158,8 @@ func NewOutgoing(ctx context.Context, s *Server, nc net.Conn, message any, takin
 	return o
 }
 
-// Follow has the message before be written.
-func (o *Outgoing) Follow() { o.before.end(true) }
+// Follow has the message before end, written or not.
+func (o *Outgoing) Follow(sent bool) { o.before.end(sent) }
 
 // Send sends the message when the one before is written.
 func (o *Outgoing) Send() error { return o.a.SendMsg(o.o) }

@@ -7,11 +7,13 @@ import (
 	"time"
 
 	arrowflight "github.com/apache/arrow-go/v18/arrow/flight"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
 	grpcproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -32,6 +34,7 @@ type outgoing struct {
 	message any
 	then    func(sent bool)
 	ended   chan struct{}
+	sent    bool // set before ended is closed
 	once    sync.Once
 
 	mu     sync.Mutex  // guards all below: a connection that closes ends a message at any moment
@@ -68,6 +71,7 @@ func (o *outgoing) end(sent bool) {
 		if o.then != nil {
 			o.then(sent)
 		}
+		o.sent = sent
 		close(o.ended)
 	})
 }
@@ -171,7 +175,11 @@ func (a *admitted) drain() error {
 	}
 	select {
 	case <-a.last.ended:
+		if err := a.ctx.Err(); err != nil || a.last.sent {
+			return err
+		}
+		return status.Error(codes.Unavailable, "the connection is closed") // gRPC has yet to end the context
 	case <-a.ctx.Done():
+		return a.ctx.Err()
 	}
-	return a.ctx.Err()
 }

@@ -8,6 +8,7 @@ import (
 
 	arrowflight "github.com/apache/arrow-go/v18/arrow/flight"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
 
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/gateway/flight"
@@ -34,13 +35,13 @@ func TestEndedMessagesAreForgotten(t *testing.T) {
 
 	ctx, cancel = context.WithCancel(t.Context())
 	o = outgoing(t, ctx, &arrowflight.FlightData{DataBody: []byte("batch")}, cancel)
-	o.Follow()
+	o.Follow(true)
 	require.NoError(t, o.Send())
 	require.True(t, o.Ended())
 	require.False(t, o.Linked())
 
 	o = outgoing(t, t.Context(), &arrowflight.FlightData{}, func() {})
-	o.Follow()
+	o.Follow(true)
 	require.NoError(t, o.Send())
 	require.NoError(t, o.Marshal())
 	require.True(t, o.Ended())
@@ -65,8 +66,16 @@ func TestTimeOfMessages(t *testing.T) {
 	go func() { sent <- o.Send() }()
 	<-waits
 	require.False(t, o.Timed())
-	o.Follow()
+	o.Follow(true)
 	require.NoError(t, <-sent)
 	require.True(t, o.Timed())
 	require.True(t, o.Linked())
+}
+
+// A stream fails if a message of it is not written, also before gRPC has seen that its connection is closed.
+func TestMessagesThatAreLost(t *testing.T) {
+	o := outgoing(t, t.Context(), &arrowflight.FlightData{DataBody: []byte("batch")}, func() {})
+	o.Follow(false)
+	fails(t, o.Send(), codes.Unavailable, "the connection is closed")
+	require.True(t, o.Ended())
 }
