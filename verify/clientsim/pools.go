@@ -85,7 +85,7 @@ func (r *run) poolOp(w *worker, l *incarnation) {
 	}
 }
 
-// slot is the memory of a slot.
+// slotOf is the memory of a slot.
 func slotOf(local []byte, slot int) []byte { return local[slotsAt+8*slotWords*slot:][:8*slotWords] }
 
 // took notes the next owner, and compares what it has restored with what is known. It returns the owner's number.

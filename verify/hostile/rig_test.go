@@ -30,8 +30,8 @@ const (
 	patience = 3 * time.Minute
 	// connections is how many connections an attack makes.
 	connections = 10_000
-	// most is what an attack may add to the memory of a process.
-	most = 64 << 20
+	// most is what an attack may add to the memory of a process: some 40 MiB that it needs, and what the collector of garbage has not freed on a busy machine.
+	most = 96 << 20
 )
 
 // process is a started quarry.
