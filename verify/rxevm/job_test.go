@@ -86,7 +86,7 @@ func TestQemuArgs(t *testing.T) {
 	require.NotContains(t, args, "nvdimm")
 	args = strings.Join(qemuArgs(im, hardware{accel: "tcg", memoryMiB: 512, cpus: 3, jobDir: "/tmp/j", pmemDir: "/tmp/a,b", pmemMiB: 128}), " ")
 	require.Contains(t, args, "-m 512M,slots=2,maxmem=2048M")
-	require.Contains(t, args, "mitigations=off rxevm.pmem ")
+	require.Contains(t, args, "mitigations=off tsc=reliable rxevm.pmem ")
 	require.Contains(t, args, "-object memory-backend-file,id=pm1,share=on,mem-path=/tmp/a,,b/nvdimm1,size=128M -device nvdimm,id=nv1,memdev=pm1,node=1")
 	require.Contains(t, args, "-object memory-backend-ram,id=ram0,size=384M -numa node,nodeid=0,memdev=ram0,cpus=0-1 -object memory-backend-ram,id=ram1,size=128M -numa node,nodeid=1,memdev=ram1,cpus=2")
 
@@ -100,6 +100,7 @@ func TestQemuArgs(t *testing.T) {
 
 	args = strings.Join(qemuArgs(im, hardware{accel: "kvm", jobDir: "/tmp/j", link: wire[0], mac: "52:54:00:09:00:01"}), " ")
 	require.Contains(t, args, "-accel kvm -cpu max -smp")
+	require.NotContains(t, args, "tsc=")
 	require.Contains(t, args, "-netdev socket,id=n0,fd=6 -device virtio-net-pci,netdev=n0,romfile=,mac=52:54:00:09:00:01")
 	require.NotContains(t, args, "mount_tag=out")
 }

@@ -65,8 +65,11 @@ const machineNice = -10
 // qemuArgs is the command line. It names inherited descriptors instead of ports and socket
 // files, so machines that start at the same time cannot collide.
 func qemuArgs(im *Image, hw hardware) []string {
-	accel, cpu := hw.accel, "max"
+	accel, cpu, kernel := hw.accel, "max", ""
 	if accel == "tcg" {
+		// On a starved host the kernel's watchdog takes the emulated counter for unstable, and changes its scheduler's code while it runs. An emulated
+		// processor can meet the breakpoint of such a change behind the change, which is an oops. The counter is the host's.
+		kernel = " tsc=reliable"
 		// Emulated, rep stosb and rep movsb take a step for each byte: without these features the
 		// kernel clears and copies pages by words.
 		accel, cpu = "tcg,thread=multi", "max,-erms,-fsrm"
@@ -81,10 +84,10 @@ func qemuArgs(im *Image, hw hardware) []string {
 			"-device", fmt.Sprintf("virtserialport,chardev=%s,name=%s", name, name),
 		}
 	}
-	memory, kernel, nvdimms := strconv.Itoa(hw.memoryMiB)+"M", "", []string(nil)
+	memory, nvdimms := strconv.Itoa(hw.memoryMiB)+"M", []string(nil)
 	if hw.pmemDir != "" {
 		memory += fmt.Sprintf(",slots=2,maxmem=%dM", hw.memoryMiB+4*hw.pmemMiB+1024)
-		kernel = " rxevm.pmem"
+		kernel += " rxevm.pmem"
 		nvdimms = numaArgs(hw)
 		// The persistence is what persistence_domain says in sysfs.
 		nvdimms = append(nvdimms, "-machine", "q35,nvdimm=on,nvdimm-persistence=mem-ctrl")
