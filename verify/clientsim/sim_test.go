@@ -46,6 +46,22 @@ func oneProcessor(t *testing.T) {
 	t.Cleanup(func() { runtime.GOMAXPROCS(procs); debug.SetGCPercent(percent) })
 }
 
+// playEach plays n schedules, unless SIM_N says another number, of the seeds from SIM_SEED on, with one theme after the other. change changes the
+// options that were drawn. It ends with the first schedule that broke a promise.
+func playEach(t *testing.T, n int, themes []int, change func(o *Options, seed uint64)) (sum Counts, played int) {
+	oneProcessor(t)
+	for played = 0; played < env("SIM_N", n) && !t.Failed(); played++ {
+		seed := uint64(env("SIM_SEED", 1) + played)
+		o := OptionsOf(seed, themes[seed%uint64(len(themes))])
+		change(&o, seed)
+		res := playOptions(t, seed, o)
+		sum.add(&res.Counts)
+		report(t, res)
+	}
+	t.Logf("%d schedules: %+v", played, sum)
+	return sum, played
+}
+
 const (
 	schedules      = 130 // 40 s of processor time
 	schedulesShort = 6   // for the race detector, which takes some six times as long
@@ -78,76 +94,49 @@ func TestSchedules(t *testing.T) {
 // TestSpaceSchedules plays schedules in which clients work on a space: nodes, clients and controllers die, links are cut, sessions end, and
 // regions move and are rebuilt under writers.
 func TestSpaceSchedules(t *testing.T) {
-	oneProcessor(t)
 	themes := []int{anyTheme, anyTheme, nodeTheme, endTheme, leaveTheme}
 	n := 8 * len(themes)
 	if testing.Short() {
 		t.Log("-short: fewer schedules")
 		n = len(themes)
 	}
-	var sum Counts
-	n = env("SIM_N", n)
-	for i := range n {
-		seed := uint64(env("SIM_SEED", 1) + i)
-		o := OptionsOf(seed, themes[seed%uint64(len(themes))])
+	playEach(t, n, themes, func(o *Options, _ uint64) {
 		o.Spaces, o.Tree, o.Encrypt, o.Loads, o.Stuck = true, false, false, false, false
-		res := playOptions(t, seed, o)
-		sum.add(&res.Counts)
-		report(t, res)
-	}
-	t.Logf("%d schedules: %+v", n, sum)
+	})
 }
 
 // TestPoolSchedules plays schedules in which clients take turns as owners of a pool, and die, or lose their sessions, while they persist.
 func TestPoolSchedules(t *testing.T) {
-	oneProcessor(t)
 	themes := []int{anyTheme, endTheme, nodeTheme, endTheme, leaveTheme}
 	n := 4 * len(themes)
 	if testing.Short() {
 		t.Log("-short: fewer schedules")
 		n = len(themes)
 	}
-	var sum Counts
-	n = env("SIM_N", n)
-	for i := range n {
-		seed := uint64(env("SIM_SEED", 1) + i)
-		o := OptionsOf(seed, themes[seed%uint64(len(themes))])
+	sum, _ := playEach(t, n, themes, func(o *Options, _ uint64) {
 		o.Pools, o.Tree, o.Encrypt, o.Loads, o.Stuck = true, false, false, false, false
 		o.Clients, o.Workers = max(2, o.Clients), 1
-		res := playOptions(t, seed, o)
-		sum.add(&res.Counts)
-		report(t, res)
-	}
-	t.Logf("%d schedules: %+v", n, sum)
+	})
 	require.NotZero(t, sum.Owners)
 }
 
 // TestHelpSchedules plays schedules in which clients count in one object, by their own verbs and by nodes that execute the change: each
 // count that was done is there once, whatever dies.
 func TestHelpSchedules(t *testing.T) {
-	oneProcessor(t)
 	themes := []int{anyTheme, anyTheme, nodeTheme, endTheme, leaveTheme, callbackTheme}
 	n, longest := 3*len(themes), 10*time.Second
 	if testing.Short() {
 		t.Log("-short: fewer schedules, and shorter ones")
 		n, longest = len(themes), 4*time.Second
 	}
-	var sum Counts
-	n = env("SIM_N", n)
-	for i := range n {
-		seed := uint64(env("SIM_SEED", 1) + i)
-		o := OptionsOf(seed, themes[seed%uint64(len(themes))])
+	sum, played := playEach(t, n, themes, func(o *Options, _ uint64) {
 		o.Help, o.Tree, o.Encrypt, o.Loads, o.Stuck, o.Repair = true, false, false, false, false, false
 		// Not Spare: a call waits for its turn until its deadline here. If a node stops just then, the call has settleTime to release its slab, and the
 		// controllers take longer to find the node lost: the session ends.
 		o.Spare = false
 		o.Clients, o.Workers, o.Lanes, o.Length = max(3, o.Clients), 3, 4, min(o.Length, longest)
-		res := playOptions(t, seed, o)
-		sum.add(&res.Counts)
-		report(t, res)
-	}
-	t.Logf("%d schedules: %+v", n, sum)
-	if n >= len(themes) {
+	})
+	if played >= len(themes) {
 		require.NotZero(t, sum.Helped, "changes that nodes have executed")
 	}
 }
@@ -155,29 +144,17 @@ func TestHelpSchedules(t *testing.T) {
 // TestWatchSchedules plays schedules in which clients watch the tree that they change, and watchers end and go on: no change is missed,
 // whatever dies.
 func TestWatchSchedules(t *testing.T) {
-	oneProcessor(t)
 	themes := []int{anyTheme, anyTheme, collectTheme, nodeTheme, anyTheme}
 	n := 4 * len(themes)
 	if testing.Short() {
 		t.Log("-short: fewer schedules")
 		n = 2
 	}
-	var sum Counts
-	n = env("SIM_N", n)
-	for i := range n {
-		if t.Failed() {
-			break // one is enough for a mutant
-		}
-		seed := uint64(env("SIM_SEED", 1) + i)
-		o := OptionsOf(seed, themes[seed%uint64(len(themes))])
+	sum, played := playEach(t, n, themes, func(o *Options, seed uint64) {
 		o.Watch, o.Tree, o.Callback, o.Stuck, o.End, o.Length = true, true, false, false, false, min(o.Length, 12*time.Second)
 		o.Faults, o.Well, o.Spare = o.Faults || seed%4 != 0, false, false
-		res := playOptions(t, seed, o)
-		sum.add(&res.Counts)
-		report(t, res)
-	}
-	t.Logf("%d schedules: %+v", n, sum)
-	if n >= len(themes) {
+	})
+	if played >= len(themes) {
 		require.NotZero(t, sum.Watched, "events")
 	}
 }
@@ -185,45 +162,27 @@ func TestWatchSchedules(t *testing.T) {
 // TestStagedSchedules plays schedules with STAGED objects and trees, which have one replica: so nodes and
 // controllers stay well. Commands move regions, which gives them another replica for a time.
 func TestStagedSchedules(t *testing.T) {
-	oneProcessor(t)
 	themes := []int{collectTheme, repairTheme, deadlineTheme, loadTheme, leaveTheme, stuckTheme, endTheme}
 	n := 5 * len(themes)
 	if testing.Short() {
 		t.Log("-short: fewer schedules")
 		n = len(themes)
 	}
-	var sum Counts
-	n = env("SIM_N", n)
-	for i := range n {
-		seed := uint64(env("SIM_SEED", 1) + i)
-		o := OptionsOf(seed, themes[seed%uint64(len(themes))])
+	playEach(t, n, themes, func(o *Options, _ uint64) {
 		o.Staged = true
-		res := playOptions(t, seed, o)
-		sum.add(&res.Counts)
-		report(t, res)
-	}
-	t.Logf("%d schedules: %+v", n, sum)
+	})
 }
 
 // TestOpenSchedules plays schedules in regions with open words.
 func TestOpenSchedules(t *testing.T) {
-	oneProcessor(t)
 	n := 60
 	if testing.Short() {
 		t.Log("-short: fewer schedules")
 		n = schedulesShort
 	}
-	var sum Counts
-	n = env("SIM_N", n)
-	for i := range n {
-		seed := uint64(env("SIM_SEED", 1) + i)
-		o := OptionsOf(seed, env("SIM_THEME", anyTheme))
+	playEach(t, n, []int{env("SIM_THEME", anyTheme)}, func(o *Options, _ uint64) {
 		o.Open = true
-		res := playOptions(t, seed, o)
-		sum.add(&res.Counts)
-		report(t, res)
-	}
-	t.Logf("%d schedules: %+v", n, sum)
+	})
 }
 
 // TestLong plays new seeds for as long as SIM_LONG says, such as 10m.
