@@ -87,9 +87,12 @@ func bind(ctx context.Context, c *client.Client) (*claim, error) {
 
 // within is ctx for calls that change memory under the claim's session alone.
 func (k *claim) within(ctx context.Context) (context.Context, context.CancelFunc) {
-	both, cancel := context.WithCancel(k.bound)
+	var both context.Context
+	var cancel context.CancelFunc
 	if at, ok := ctx.Deadline(); ok {
-		both, cancel = context.WithDeadline(both, at)
+		both, cancel = context.WithDeadline(k.bound, at)
+	} else {
+		both, cancel = context.WithCancel(k.bound)
 	}
 	stop := context.AfterFunc(ctx, func() {
 		if !errors.Is(ctx.Err(), context.DeadlineExceeded) { // which both has by itself
@@ -122,7 +125,8 @@ func (k *claim) take(ctx context.Context, e client.Name, n note, state string) e
 		if n.Owner.Serial == k.me.Serial {
 			return fmt.Errorf("%w: pool %q, by this client", ErrOpen, e.Name)
 		}
-		fenced := n.Owner.Number == k.me.Number // a number is given again when nothing of its session is left
+		// The controllers give a number to a later session only when the former one is fenced.
+		fenced := n.Owner.Number == k.me.Number && n.Owner.Serial < k.me.Serial
 		if !fenced {
 			var err error
 			if fenced, err = k.c.Fenced(ctx, n.Owner); err != nil {

@@ -119,6 +119,23 @@ func TestPool(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, rep.Same())
 
+			// A Sync that finds everything alike sends nothing, and flushes: a former owner may have died before its flush.
+			flushes := func() (n uint64) {
+				for _, k := range other.Stats().Kinds {
+					n += k.Verbs["FLUSH"]
+				}
+				return n
+			}
+			before := flushes()
+			rep, err = q.Sync(ctx, nil)
+			require.NoError(t, err)
+			require.True(t, rep.Same())
+			if durable {
+				require.EqualValues(t, 3*2, flushes()-before, "regions and replicas")
+			} else {
+				require.Equal(t, before, flushes())
+			}
+
 			// Only the part that differs is sent.
 			empty[pool.PartBytes+5]++
 			rep, err = q.Sync(ctx, nil)
@@ -274,6 +291,17 @@ func TestOneOwner(t *testing.T) {
 	p, err = pool.Open(ctx, a, "p", local, nil)
 	require.NoError(t, err)
 	require.False(t, p.Dirty())
+	require.NoError(t, p.Close(ctx))
+
+	// A former owner whose number this session has now is fenced: the controllers do not certify the fence of a caller's own number.
+	e, err := b.Names().Lookup(ctx, "p")
+	require.NoError(t, err)
+	e.Notes["pool"] = strings.ReplaceAll(e.Notes["pool"], `"owner":{"number":0,"serial":0}`, fmt.Sprintf(`"owner":{"number":%d,"serial":%d}`, b.SessionID(), s.Serial))
+	_, err = b.Names().Change(ctx, e)
+	require.NoError(t, err)
+	p, err = pool.Open(ctx, b, "p", local, nil)
+	require.NoError(t, err)
+	require.True(t, p.Dirty())
 	require.NoError(t, p.Close(ctx))
 }
 
