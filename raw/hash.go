@@ -27,8 +27,9 @@ func (l *Lane) Hashes(ranges []Range, hashes []uint64) error {
 	})
 }
 
-// Compare is Hashes, and stores of each range whether all replicas have the same bytes, and none of them is being rebuilt. It takes a round
-// for each replica. Where nobody writes meanwhile, such a range stays the same over failovers; that of a Write whose client died may not.
+// Compare stores the hash of each range at the primary, as Hashes does, and in alike whether every replica has the same hash and no replica is
+// being rebuilt. It takes one round for each replica. If nobody writes, a failover does not change the bytes of a range that is alike. It may
+// change those of a range that is not: the client of a Write died when some of the replicas had the bytes.
 func (l *Lane) Compare(ranges []Range, hashes []uint64, alike []bool) error {
 	return l.hashes(ranges, func(regs []*slab.Region) (again bool, err error) {
 		for k := range slab.MaxListed {

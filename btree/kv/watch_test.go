@@ -84,8 +84,8 @@ func (h *heard) differs(t *testing.T, tree *kv.Tree, prefix string) (n int) {
 	return n + max(0, len(h.value)-has)
 }
 
-// equals takes events until the watcher has what the tree has, which no writer changes any more: what is told of one key says
-// nothing about others.
+// equals reads events until the watcher's keys and versions are those of the tree. No writer changes the tree during this. It compares all keys,
+// because the order of events of different keys is not defined.
 func (h *heard) equals(t *testing.T, w *kv.Watch, tree *kv.Tree, prefix string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -69,8 +69,9 @@ func (s *Space) Hashes(ctx context.Context, va, n uint64, hashes []uint64) error
 	return s.c.HashRaw(ctx, list, hashes)
 }
 
-// Compare is Hashes, and stores of each part whether all replicas have the same bytes, and none is being rebuilt: if nobody writes, they stay
-// the same over failovers. A Write that failed, or whose client died, may leave a part otherwise. It takes a round for each replica.
+// Compare stores the hash of each part at the primary, as Hashes does, and in alike whether every replica has the same hash and no replica is
+// being rebuilt. It takes one round for each replica. If nobody writes, a failover does not change the bytes of a part that is alike. A Write
+// that failed, or whose client died, can leave replicas that differ.
 func (s *Space) Compare(ctx context.Context, va, n uint64, hashes []uint64, alike []bool) error {
 	list, err := s.ranges(ctx, va, n, len(hashes))
 	if err != nil {

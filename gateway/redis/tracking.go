@@ -139,7 +139,7 @@ func (c *conn) tellWrites(batch []request) {
 	}
 }
 
-// changed tells of a key that has changed, by a connection of this gateway or, with nil, by somebody.
+// changed invalidates a changed key at the clients that track it. by is the connection of this gateway that changed it; nil if that is not known.
 func (s *Server) changed(key []byte, by *conn) {
 	t := &s.caches
 	if !t.some.Load() {

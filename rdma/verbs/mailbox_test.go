@@ -75,7 +75,7 @@ func TestMailboxStaysWhileItsWindowDoes(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A WRITE with immediate data that wakes nobody, because the lane has opened no mailbox, ends the lane.
+// A WRITE with immediate data ends a lane that has no open mailbox: no goroutine waits for the data.
 func TestWokenWithoutAMailbox(t *testing.T) {
 	n := startNode(t, testCluster)
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
