@@ -96,6 +96,9 @@ func (c *Client) CreateRaw(ctx context.Context, at RawRegion, count int, grow bo
 	if c.cfg.ReadOnly {
 		return ErrReadOnly
 	}
+	if err := c.allowClear(true); err != nil {
+		return err
+	}
 	q := &quarrypb.CreateRegionRequest{Replicas: uint32(at.Replicas), Count: uint32(count), Grow: grow, Durability: quarrypb.Durability_DURABILITY_MEM,
 		Space: &quarrypb.SpacePlace{Name: at.Space, Base: at.Base, RegionBytes: at.DataBytes}}
 	if q.Replicas == 0 {
@@ -161,8 +164,20 @@ func spaceError(space string, err error) error {
 	return fmt.Errorf("space %q: %w", space, err)
 }
 
+// allowClear refuses plain bytes to a Client with keys: raw regions are not encrypted, and its caller expects that what it writes is. It may
+// read them with Config.AllowClear.
+func (c *Client) allowClear(changes bool) error {
+	if c.cfg.Keys == nil || c.cfg.AllowClear && !changes {
+		return nil
+	}
+	return fmt.Errorf("%w: spaces and pools hold plain bytes: write them with a client without keys, and read them without keys or with AllowClear", ErrNotEncrypted)
+}
+
 // onRaw runs a call on a lane's raw programs.
 func (c *Client) onRaw(ctx context.Context, k Kind, f func(l *raw.Lane) error) error {
+	if err := c.allowClear(k.changes()); err != nil {
+		return err
+	}
 	return c.onLane(ctx, k, func(l *lane) (err error) {
 		if l.raw == nil {
 			if l.raw, err = raw.New(l.slab); err != nil {
