@@ -80,6 +80,7 @@ type Follower struct {
 type followed struct {
 	root     Ref // zero: not known yet
 	prefix   []byte
+	floor    uint64 // version of its entry: at least that of all keys in earlier layers of the entry
 	bounds   Range  // in the layer
 	from, to []byte // bounds of its entries
 	segments []*segment
@@ -358,12 +359,13 @@ func (f *Follower) compare(s *segment, was []known, pg *page) []known {
 		to, _ = pg.search(s.high, false)
 	}
 	now := make([]known, 0, max(0, to-from))
+	stamp := max(pg.stamp, s.of.floor) // a new layer's leaves begin at 0; the layer before it may have had the keys
 	var key []byte
 	for i := from; i < to; i++ {
 		e, _ := pg.leaf(i)
 		key = pg.appendKey(key[:0], i)
 		for len(was) > 0 && was[0].key < string(key) {
-			f.remove(s.of, &was[0], pg.stamp)
+			f.remove(s.of, &was[0], stamp)
 			was = was[1:]
 		}
 		k := known{version: e.version}
@@ -382,11 +384,12 @@ func (f *Follower) compare(s *segment, was []known, pg *page) []known {
 		if e.layer() {
 			root, _ := e.outside()
 			k.below = f.enter(s.of, &k, root)
+			k.below.floor = e.version
 		}
 		now = append(now, k)
 	}
 	for i := range was {
-		f.remove(s.of, &was[i], pg.stamp)
+		f.remove(s.of, &was[i], stamp)
 	}
 	return now
 }

@@ -334,3 +334,27 @@ func TestFollowerOfALayerThatWasMadeAgain(t *testing.T) {
 	x.follow(t)
 	require.NotContains(t, x.got.value, string(keys[1]))
 }
+
+// A key of a layer that was removed and made again is told to be gone above the versions that it had, also while the new layer has no key.
+func TestFollowerOfANewLayerWithoutKeys(t *testing.T) {
+	x := newNeighbours(t, func(string) string { return "" })
+	key := long(6)
+	_, err := x.p.Put(key, []byte("old"), Cond{})
+	require.NoError(t, err)
+	x.follow(t)
+	put := x.got.version[string(key)]
+	require.NoError(t, x.p.Delete(key, Cond{}))
+	x.p.begin() // a client that dies before its Put
+	x.p.root, x.p.floor = x.p.Shared.root, 0
+	_, floor, err := x.p.layer(key, true)
+	require.NoError(t, err)
+	x.follow(t) // the receiver checks that versions rise
+	require.NotContains(t, x.got.value, string(key))
+	require.Greater(t, x.got.version[string(key)], put)
+	require.Equal(t, floor, x.got.version[string(key)])
+	again, err := x.p.Put(key, []byte("new"), Cond{})
+	require.NoError(t, err)
+	require.Greater(t, again, floor)
+	x.follow(t)
+	require.Equal(t, "new", x.got.value[string(key)])
+}

@@ -290,9 +290,10 @@ func (w *watches) wait(id setID, hold time.Duration, answer []byte) (n int, err 
 	if s.until == 0 {
 		s.until = s.heard + int64(hold)
 	}
-	entries, taken := 0, 0
-	for ; taken < len(s.queue) && entries < msg.MaxWatchTold; taken++ {
-		i, ok := s.index[s.queue[taken]]
+	entries := 0
+	for len(s.queue) > 0 && entries < msg.MaxWatchTold {
+		i, ok := s.index[s.queue[0]]
+		s.queue = s.queue[1:] // before forget, which may shorten the rest
 		if !ok || !s.words[i].told {
 			continue
 		}
@@ -303,7 +304,6 @@ func (w *watches) wait(id setID, hold time.Duration, answer []byte) (n int, err 
 			w.forget(s, i)
 		}
 	}
-	s.queue = s.queue[:copy(s.queue, s.queue[taken:])]
 	if entries > 0 || s.heard >= s.until {
 		s.until = 0
 		return n, nil

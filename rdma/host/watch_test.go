@@ -135,6 +135,28 @@ func TestWatchEndsWithItsRegion(t *testing.T) {
 	require.Zero(t, a.Watched())
 }
 
+// The words of a region that is not served any more leave their set while they are told, which shortens the queue.
+func TestWatchTellsManyWordsOfARegion(t *testing.T) {
+	a := mailAccess(t, Limits{})
+	watchedRegion(t, a, 3, 1)
+	m := watchedRegion(t, a, 4, 1)
+	w := &watcher{t: t, a: a, Ticket: &rdma.Ticket{Serial: 1}, set: 9}
+	want := map[uint32]uint64{}
+	for id := range uint32(100) {
+		require.NoError(t, w.add(msg.WatchWord{ID: id, Region: 3, Epoch: 1, Off: 8192 + 8*uint64(id)}))
+		want[id] = msg.WatchGone
+	}
+	require.NoError(t, w.add(msg.WatchWord{ID: 100, Region: 4, Epoch: 1, Off: 8192}))
+	require.NoError(t, a.CloseRegion(t.Context(), 3, 1))
+	atomic.StoreUint64(wordAt(m.mem, 8192), 5)
+	_, _, _ = a.watches.pass(0)
+	want[100] = 5
+	told, held := w.ask(60000)
+	require.Nil(t, held)
+	require.Equal(t, want, told)
+	require.Equal(t, 1, a.Watched())
+}
+
 // Words, sets and queues are bounded, and end with the session.
 func TestWatchIsBounded(t *testing.T) {
 	a := mailAccess(t, Limits{Watches: 8})
