@@ -46,10 +46,12 @@ func (r *run) startWatches(ctx context.Context) {
 		go func() {
 			defer close(x.ended)
 			for ctx.Err() == nil && !r.failed() {
-				if l, ok := w.incarnation(ctx); ok && l.tree != nil { // no tree: the schedule ends
-					x.watch(ctx, l)
-					_ = r.pause(ctx, r.between(time.Millisecond, 100*time.Millisecond))
+				l, ok := w.incarnation(ctx)
+				if !ok || l.tree == nil { // the schedule ended before the tree was opened
+					return
 				}
+				x.watch(ctx, l)
+				_ = r.pause(ctx, r.between(time.Millisecond, 100*time.Millisecond))
 			}
 		}()
 	}
