@@ -194,19 +194,20 @@ func (f *Follower) Next() (c Change, ok bool, err error) {
 	for {
 		for f.at < len(f.told) {
 			t := &f.told[f.at]
+			there := true
 			if !t.outside.IsZero() {
 				t.Value, err = f.store.Read(t.outside, nil)
-				if err != nil && !freed(err) {
+				if there = !freed(err); there && err != nil {
 					return c, false, err
 				}
 			}
 			c = t.Change
 			*t = told{}
-			if f.at++; err == nil { // else the leaf has a later version of the key by now, or none, and is expected to change
+			if f.at++; there { // else the leaf has a later version of the key by now, or none, and is expected to change
 				return c, true, nil
 			}
 		}
-		f.told, f.at, err = f.told[:0], 0, nil
+		f.told, f.at = f.told[:0], 0
 		if f.ended != nil {
 			return c, false, f.ended
 		}

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -357,4 +358,33 @@ func TestFollowerOfANewLayerWithoutKeys(t *testing.T) {
 	require.Greater(t, again, floor)
 	x.follow(t)
 	require.Equal(t, "new", x.got.value[string(key)])
+}
+
+// A value that was freed before the Follower has read it is not told. The changes behind it in the same leaf are.
+func TestFollowerOfAValueThatWasFreed(t *testing.T) {
+	x := newNeighbours(t, func(string) string { return "" })
+	x.follow(t)
+	low := string(x.l.low)
+	put := func(end, value string) {
+		_, err := x.p.Put([]byte(low+end), []byte(value), Cond{})
+		require.NoError(t, err)
+	}
+	outside := strings.Repeat("x", MaxInlineBytes+1)
+	put("+a", "first")
+	put("+b", outside)
+	put("+c", "last")
+	for _, ref := range x.store.changed() {
+		x.follower.Changed(ref)
+	}
+	c, ok, err := x.follower.Next() // it has looked at the leaf now
+	require.True(t, ok, "%v", err)
+	require.NoError(t, x.got.take(c))
+	require.Equal(t, low+"+a", string(c.Key))
+	put("+b", "short") // frees the value
+	c, ok, err = x.follower.Next()
+	require.True(t, ok, "%v", err)
+	require.NoError(t, x.got.take(c))
+	require.Equal(t, low+"+c", string(c.Key))
+	x.follow(t)
+	require.Equal(t, "short", x.got.value[low+"+b"])
 }

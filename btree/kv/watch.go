@@ -99,7 +99,8 @@ func (s watching) Forget(ref btree.Ref) { s.w.watcher.Remove(ref) }
 //
 // Each committed write of a key is followed by an event with its version or a later one of that key, once at least; the
 // versions of a key rise from event to event. Writes of a key that follow each other faster than Next is called are
-// delivered as one, the latest; keys have no order among each other. A write whose outcome its writer does not know is delivered
+// delivered as one, the latest; keys have no order among each other. So a Delete may follow a Delete, or come for a key that was never
+// delivered: the Put between is not delivered if its value was freed before it was read. A write whose outcome its writer does not know is delivered
 // if it was committed.
 //
 // A Watch keeps the keys with their versions, and no events: a slow reader costs no memory beyond WatchOptions.MaxBytes, and

@@ -30,6 +30,16 @@ var btreeMutants = []mutant{
 		runs:  []run{tests("btree", "^TestFollowersMissNothing$", "-seeds=20")},
 	},
 	{
+		name: "freed value hides changes", what: "does not tell the changes behind one whose value was freed before it was read",
+		edits: []edit{{"btree.(*Follower).Next", `there := true`, `there := err == nil`}},
+		runs:  []run{tests("btree", "^TestFollowerOfAValueThatWasFreed$")},
+	},
+	{
+		name: "removal below the key's versions", what: "tells a removal by a new layer with the stamp of that layer's leaf",
+		edits: []edit{{"btree.(*Follower).compare", `max(pg.stamp, s.of.floor)`, `pg.stamp`}},
+		runs:  []run{tests("btree", "^TestFollowerOfANewLayerWithoutKeys$")},
+	},
+	{
 		name: "parent first", what: "posts the right node of a split before the left one is committed",
 		edits: []edit{{"btree.(*Program).split",
 			`done, err := p.commit(ref, pg.stamp, n, n.right)`,
