@@ -151,6 +151,10 @@ func with(t testing.TB, r int, d rdma.Dialer, memory func(name string, bytes uin
 		m, ledger, err := memory("test", proto.MinRegionBytes)
 		require.NoError(t, err)
 		require.NoError(t, a.OpenRegion(t.Context(), 1, 1, m))
+		t.Cleanup(func() { // behind the server's
+			require.NoError(t, a.Close(context.Background()))
+			require.NoError(t, m.Close())
+		})
 		log := slog.New(slog.DiscardHandler)
 		var addr string
 		if local, ok := d.(*shm.Inproc); ok {
