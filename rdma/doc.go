@@ -42,7 +42,7 @@
 //     any mixture of the old and new words, whatever their order in memory. A WRITE that a
 //     broken connection cuts short leaves any subset of its cache lines written.
 //   - A VERIFY answers the hash of bytes that a READ in its place might have returned. No adapter has the
-//     verb: see Window.Verifies.
+//     verb: over verbs the node's processors carry it out for a message on the queue pair. See Window.Verifies.
 //   - There is no order between chains over different connections.
 //
 // # Obligations of the caller

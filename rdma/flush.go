@@ -36,7 +36,7 @@ func (m FlushMethod) String() string {
 func LeftToLater(verbs []Verb, at int) bool {
 	for i := at + 1; i < len(verbs); i++ {
 		v := &verbs[i]
-		if v.Fence || v.Op == Read {
+		if v.Fence || v.Op == Read || v.Op == Verify {
 			return false
 		}
 		if v.Op == Flush && v.Kind == Persistent {

@@ -18,6 +18,7 @@ func TestLeftToLater(t *testing.T) {
 		"CAS":                   {func(c *Chain) { c.CAS(0, 0, 1) }, true},
 		"FLUSH that is visible": {func(c *Chain) { c.Flush(Visible, 0, 8) }, true},
 		"READ":                  {func(c *Chain) { c.Read(0, make([]byte, 8)) }, false},
+		"VERIFY":                {func(c *Chain) { c.Verify(0, 8, 0) }, false},
 		"fenced WRITE":          {func(c *Chain) { c.Write(0, make([]byte, 8)); c.Fenced() }, false},
 		"fenced FLUSH":          {func(c *Chain) { flush(c); c.Fenced() }, false},
 	} {

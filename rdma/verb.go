@@ -143,8 +143,7 @@ type Window struct {
 	Bytes  uint64      // size of the region; a verb beyond it is refused with ErrBounds
 	Slot   int32       // the provider's own index of the window on this connection
 	Flush  FlushMethod // how a persistent FLUSH is carried out, as the node has told
-	// Verifies: the responder answers VERIFY. It is false over verbs, of regions whose atomics belong to an adapter,
-	// and of nodes of earlier versions. A chain with a VERIFY is refused with ErrUnsupported there.
+	// Verifies: the responder answers VERIFY. It is false of nodes of earlier versions. A chain with a VERIFY is refused with ErrUnsupported there.
 	Verifies bool
 }
 

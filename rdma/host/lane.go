@@ -182,7 +182,7 @@ func (l *Lane) Open(number uint32, epoch uint64, slot int32) (rdma.Window, *Memo
 	l.Map(slot, key, r.memory.mem, r.memory.flush)
 	l.windows[slot].target = target
 	atomic.StoreUint64(&l.page.keys[slot], key)
-	w := rdma.Window{Region: number, Epoch: epoch, Key: key, Bytes: uint64(len(r.memory.mem)), Slot: slot, Flush: l.flushMethod(r.memory), Verifies: target == nil}
+	w := rdma.Window{Region: number, Epoch: epoch, Key: key, Bytes: uint64(len(r.memory.mem)), Slot: slot, Flush: l.flushMethod(r.memory), Verifies: target == nil || target.Window.Verifies}
 	return w, r.memory, nil
 }
 

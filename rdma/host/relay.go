@@ -108,6 +108,8 @@ func (r *Runner) pass(w *window, verbs []rdma.Verb) (done int, err error) {
 			put(&p.read, p.read+uint64(len(v.Buf)))
 		case rdma.Write:
 			put(&p.written, p.written+uint64(len(v.Buf)))
+		case rdma.Verify:
+			put(&p.verified, p.verified+v.Bytes)
 		}
 	}
 	return n, err

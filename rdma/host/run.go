@@ -19,7 +19,7 @@ type Runner struct {
 	writable bool       // rights of the ticket; false: WRITE, CAS and FETCH_ADD are refused
 	dirty    bool       // plain stores since the last barrier
 	order    uint64     // target of barriers
-	hasher   *hasher    // of VERIFYs; nil until the first one
+	hasher   *Hasher    // of VERIFYs; nil until the first one
 	chain    rdma.Chain // through an adapter
 	relay    RelayLane  // the way through an adapter; nil until Lane.Open has made it
 }
@@ -208,7 +208,7 @@ func (r *Runner) check(w *window, v *rdma.Verb) error {
 			return rdma.ErrNotPersistent
 		}
 	case rdma.Verify:
-		if w.target != nil {
+		if w.target != nil && !w.target.Window.Verifies {
 			return rdma.ErrUnsupported
 		}
 	}

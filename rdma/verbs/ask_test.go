@@ -14,9 +14,9 @@ import (
 // asking is a message for ranges of 64 bytes that begin at multiples of 4096.
 func asking(ranges int) asked {
 	a := asked{make([]byte, notesBytes)}
-	a.start(7, 3, 1<<40)
+	a.start(7, taskFlush, 3, 1<<40)
 	for i := range ranges {
-		a.add(4096*uint64(i), 64)
+		a.add(4096*uint64(i), 64, 0)
 	}
 	return a
 }
@@ -62,14 +62,78 @@ func TestWhatIsAskedForSurvivesALossOfPower(t *testing.T) {
 	}
 }
 
+// hashing is a message for the hashes of ranges, by seeds of their own.
+func hashing(ranges int) asked {
+	a := asked{make([]byte, notesBytes)}
+	a.start(8, taskHash, 3, 1)
+	for i := range ranges {
+		a.add(8*uint64(i), 100, uint64(i)<<33)
+	}
+	return a
+}
+
+// An answer to a request for hashes has one for each range, in its order, up to the one that was refused. Requests and answers of the most
+// ranges have room in a page.
+func TestHashesThatAreAskedFor(t *testing.T) {
+	a := hashing(maxHashes)
+	require.False(t, a.room())
+	require.LessOrEqual(t, a.len(), maxAsked)
+	require.LessOrEqual(t, maxAsked, answeredAt)
+	require.Equal(t, maxAnswered, a.answerBytes())
+	got, err := decodeAsked(a.b[:a.len()])
+	require.NoError(t, err)
+	for _, refused := range []int{maxHashes, 7, 0} {
+		var p progress
+		more, err := got.hash(&p, func(region uint32, epoch, off, n, seed uint64) (uint64, error) {
+			if p.done == refused {
+				return 0, rdma.ErrKey
+			}
+			require.Equal(t, []uint64{3, 1, 8 * uint64(p.done), 100, uint64(p.done) << 33}, []uint64{uint64(region), epoch, off, n, seed})
+			return seed + 5, nil
+		}, func() error { return nil })
+		require.False(t, more)
+		require.Equal(t, refused, p.done)
+		b := make([]byte, maxAnswered)
+		f := answered{tag: 8, err: err, done: p.done}
+		f.put(b, p.hashes[:a.hashes()])
+		back, err := decodeAnswered(b, a)
+		require.NoError(t, err)
+		require.Equal(t, f, back)
+		for i := range refused {
+			require.Equal(t, uint64(i)<<33+5, hashIn(b, i))
+		}
+	}
+	// In steps, and nothing longer than one.
+	long := asked{make([]byte, notesBytes)}
+	long.start(8, taskHash, 3, 1)
+	for _, n := range []uint64{stepBytes - 1, 1, 1, stepBytes + 1} {
+		long.add(0, n, 0)
+	}
+	var p progress
+	hash := func(uint32, uint64, uint64, uint64, uint64) (uint64, error) { return 1, nil }
+	more, err := long.hash(&p, hash, func() error { return nil })
+	require.NoError(t, err)
+	require.True(t, more)
+	require.Equal(t, 2, p.done, "the third range is of the next step")
+	more, err = long.hash(&p, hash, func() error { return nil })
+	require.False(t, more)
+	require.ErrorIs(t, err, rdma.ErrLimit)
+	require.Equal(t, 3, p.done)
+	p = progress{}
+	more, err = long.hash(&p, hash, func() error { return rdma.ErrRevoked })
+	require.False(t, more)
+	require.ErrorIs(t, err, rdma.ErrRevoked)
+	require.Zero(t, p.done, "a session that is fenced has nothing hashed")
+}
+
 // A request is carried out in steps of at most stepBytes, each byte once and in order, and a range counts when all of it is durable.
 func TestLongRequestsAreFlushedInSteps(t *testing.T) {
 	type span struct{ off, n uint64 }
 	ranges := []span{{64, 3*stepBytes + 5}, {1 << 40, 0}, {8, 100}, {4096, 2 * stepBytes}}
 	a := asked{make([]byte, notesBytes)}
-	a.start(7, 3, 1)
+	a.start(7, taskFlush, 3, 1)
 	for _, r := range ranges {
-		a.add(r.off, r.n)
+		a.add(r.off, r.n, 0)
 	}
 	var made progress
 	var got []span
@@ -135,13 +199,14 @@ func TestAskedForms(t *testing.T) {
 		require.Equal(t, n, got.ranges())
 		require.Equal(t, uint32(7), got.tag())
 		for name, bad := range map[string][]byte{
-			"short":       a.b[:a.len()-1],
-			"long":        a.b[:a.len()+1],
-			"empty":       nil,
-			"head":        a.b[:askedBytes],
-			"two longer":  append(bytes.Clone(a.b[:a.len()]), make([]byte, 2*rangeBytes)...),
-			"not zero":    func() []byte { b := bytes.Clone(a.b[:a.len()]); b[12] = 1; return b }(),
-			"more ranges": func() []byte { b := bytes.Clone(a.b[:a.len()]); b[7] = 0x80; return b }(),
+			"short":           a.b[:a.len()-1],
+			"long":            a.b[:a.len()+1],
+			"empty":           nil,
+			"head":            a.b[:askedBytes],
+			"two longer":      append(bytes.Clone(a.b[:a.len()]), make([]byte, 2*rangeBytes)...),
+			"of no task":      func() []byte { b := bytes.Clone(a.b[:a.len()]); b[12] = 2; return b }(),
+			"of another task": func() []byte { b := bytes.Clone(a.b[:a.len()]); b[12] = 1; return b }(),
+			"more ranges":     func() []byte { b := bytes.Clone(a.b[:a.len()]); b[7] = 0x80; return b }(),
 		} {
 			_, err := decodeAsked(bad)
 			require.ErrorIs(t, err, errPeer, name)
@@ -151,22 +216,22 @@ func TestAskedForms(t *testing.T) {
 	_, err := decodeAsked(none.b)
 	require.ErrorIs(t, err, errPeer, "no range")
 
-	a, b := asking(3), make([]byte, flushedBytes)
-	for _, f := range []flushed{{tag: 7, done: 3}, {tag: 7, err: rdma.ErrKey, done: 1}, {tag: 7, err: rdma.ErrBroken}} {
-		f.put(b)
-		got, err := decodeFlushed(b, a)
+	a, b := asking(3), make([]byte, maxAnswered)
+	for _, f := range []answered{{tag: 7, done: 3}, {tag: 7, err: rdma.ErrKey, done: 1}, {tag: 7, err: rdma.ErrBroken}} {
+		f.put(b, nil)
+		got, err := decodeAnswered(b, a)
 		require.NoError(t, err)
 		require.Equal(t, f, got)
 	}
-	for name, f := range map[string]flushed{
+	for name, f := range map[string]answered{
 		"another's":              {tag: 8, done: 3},
 		"not all and no reason":  {tag: 7, done: 2},
 		"all and a reason":       {tag: 7, err: rdma.ErrKey, done: 3},
 		"more than was asked":    {tag: 7, done: 4},
 		"more, and a reason too": {tag: 7, err: rdma.ErrKey, done: 1 << 20},
 	} {
-		f.put(b)
-		_, err := decodeFlushed(b, a)
+		f.put(b, nil)
+		_, err := decodeAnswered(b, a)
 		require.ErrorIs(t, err, errPeer, name)
 	}
 }
@@ -222,15 +287,22 @@ func TestRefusedBeforeAFlush(t *testing.T) {
 func FuzzAsked(f *testing.F) {
 	a := asking(2)
 	f.Add(a.b[:a.len()])
+	h := hashing(2)
+	f.Add(h.b[:h.len()])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		a, err := decodeAsked(b)
 		if err != nil {
 			return
 		}
 		again := asked{make([]byte, notesBytes)}
-		again.start(a.tag(), a.region(), a.epoch())
+		again.start(a.tag(), a.task(), a.region(), a.epoch())
 		for i := range a.ranges() {
-			again.add(a.at(i))
+			off, bytes := a.at(i)
+			seed := uint64(0)
+			if a.task() == taskHash {
+				seed = a.seed(i)
+			}
+			again.add(off, bytes, seed)
 		}
 		if !bytes.Equal(again.b[:again.len()], b) {
 			t.Fatal("a request has two forms")

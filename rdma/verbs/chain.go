@@ -24,9 +24,9 @@ type sending struct {
 	slots uint     // bits of the slots in use
 	need  int      // work requests that the chains under way and the one behind them have had at once
 
-	asking   bool       // the node has yet to answer what notes ask for
-	told     C.uint64_t // answers on this queue pair, that one included
-	flushTag uint32     // of the latest request
+	asking bool       // the node has yet to answer what notes ask for
+	told   C.uint64_t // answers on this queue pair, that one included
+	askTag uint32     // of the latest request
 
 	rings  int    // WRITEs that wake the node, of wrs
 	ringAt uint64 // sequence of the last of them
@@ -41,8 +41,9 @@ type posted struct {
 	seq      uint64      // valid if sent
 	slot     int         // index of its bit in sending.slots, and of its answers in scratch; valid if sent
 	sent     bool        // the present part has been given to the device, or refused
-	asks     bool        // the node is asked to flush, by the lane's notes
-	skips    bool        // a FLUSH of the present part is not posted, because a later one does its work
+	asks     bool        // the node is asked to flush or to hash, by the lane's notes
+	verifies bool        // to hash: the last verbs of the part are VERIFYs
+	skips    bool        // a FLUSH or VERIFY of the present part is not posted, because a later one does its work
 	refused  error       // why verb to and all behind it never run
 	over     bool        // Step has met the chain's end: its outcome is in the chain
 }
@@ -155,7 +156,7 @@ func (c *conn) write(p *posted) bool {
 		c.need = max(c.need, min(n, mostDepth))
 		return false
 	}
-	p.slot, p.asks, p.skips, p.to = bits.TrailingZeros(^c.slots), false, false, p.from
+	p.slot, p.asks, p.verifies, p.skips, p.to = bits.TrailingZeros(^c.slots), false, false, false, p.from
 	w := c.window(&ch.To.Window)
 	if w == nil {
 		p.refused, p.sent = rdma.ErrKey, true
@@ -166,7 +167,7 @@ func (c *conn) write(p *posted) bool {
 	n := 0
 	for p.to < len(ch.Verbs) {
 		v := &ch.Verbs[p.to]
-		if p.asks && c.behind(w, v) {
+		if p.asks && (p.verifies || c.behind(w, v)) {
 			break
 		}
 		if p.refused = c.check(w, v); p.refused != nil {
@@ -215,6 +216,8 @@ func (c *conn) describe(p *posted, n int, w *window, v *rdma.Verb) (full bool, e
 	switch v.Op {
 	case rdma.Flush:
 		return c.describeFlush(d, n, w, p)
+	case rdma.Verify:
+		return c.describeVerify(d, n, w, p)
 	case rdma.CompareSwap:
 		d.op, d.expect, d.value = C.Q_CAS, C.uint64_t(v.Expect), C.uint64_t(v.New)
 		return false, nil
@@ -444,8 +447,11 @@ func (c *conn) refusedBy(p *posted) {
 		overtaken = at < p.wrs && c.overtaken(p, at)
 		c.collect(p, at)
 		if p.asks || p.skips { // of which FLUSHes count as run although they are not carried out
-			first, changed := unpushed(ch.Verbs[p.from:p.to], at, p.asks)
+			first, changed := unpushed(ch.Verbs[p.from:p.to], at, p.asks && !p.verifies)
 			ch.Done, overtaken = p.from+first, overtaken || changed
+		}
+		if p.verifies { // there is no answer to any of its VERIFYs
+			ch.Done = min(ch.Done, p.to-asked{c.notes}.ranges())
 		}
 	}
 	switch status {

@@ -341,7 +341,7 @@ func (c *conn) open(ctx context.Context, region uint32, epoch uint64, slot int32
 		return window{}, err
 	}
 	return window{
-		Window: rdma.Window{Region: region, Epoch: epoch, Key: a.key, Bytes: a.bytes, Slot: slot, Flush: a.flush},
+		Window: rdma.Window{Region: region, Epoch: epoch, Key: a.key, Bytes: a.bytes, Slot: slot, Flush: a.flush, Verifies: a.verifies},
 		rkey:   a.rkey, flushes: a.flushes,
 	}, nil
 }

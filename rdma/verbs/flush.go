@@ -39,7 +39,7 @@ func (c *conn) asks(w *window, v *rdma.Verb) bool {
 
 // behind says whether a verb must not be posted before the node's answer: it has a fence, is a READ, or needs a request of its own.
 func (c *conn) behind(w *window, v *rdma.Verb) bool {
-	return v.Fence || v.Op == rdma.Read || c.asks(w, v)
+	return v.Fence || v.Op == rdma.Read || v.Op == rdma.Verify || c.asks(w, v)
 }
 
 // later says whether the next persistent FLUSH of a chain does the work of one, too: it has to be carried out in the same way.
@@ -92,24 +92,50 @@ func (c *conn) flushBy(d *C.q_verb, v *rdma.Verb, what C.uint8_t) {
 // askFor puts a range into what the node is asked for, and d becomes the SEND of it. It is the last range if no
 // other fits.
 func (c *conn) askFor(d *C.q_verb, w *window, v *rdma.Verb, more bool) (later bool, err error) {
+	what := taskFlush
+	if v.Op == rdma.Verify {
+		what = taskHash
+	}
 	if c.notes == nil {
 		if c.notes, c.notesMR, err = c.pinned(notesBytes); err != nil {
-			return false, fmt.Errorf("%w: no memory to ask nodes to flush: %w", rdma.ErrLimit, err)
+			return false, fmt.Errorf("%w: no memory to ask nodes: %w", rdma.ErrLimit, err)
 		}
 	}
 	a := asked{c.notes}
 	if c.skipping.at < 0 {
-		c.flushTag++
-		a.start(c.flushTag, w.Region, w.Epoch)
+		c.askTag++
+		a.start(c.askTag, what, w.Region, w.Epoch)
 	}
-	a.add(v.Off, v.Bytes)
-	c.dialer.asked.Add(1)
+	a.add(v.Off, v.Bytes, v.New)
+	if what == taskFlush {
+		c.dialer.asked.Add(1)
+	}
 	d.op, d.fence = C.Q_SEND, 1
 	d.local, d.lkey, d.len = C.uint64_t(addressOf(c.notes)), C.uint32_t(c.notesMR.lkey), C.uint32_t(a.len())
-	return more && a.ranges() < maxRanges, nil
+	return more && a.room(), nil
 }
 
-// pushSkipped ends a part whose last FLUSH was left to one that has been refused.
+// describeVerify writes a VERIFY down: the node's processors hash the range, in the same request as those of the VERIFYs next to it.
+// Nothing else is posted before the answer, so that no verb overtakes a VERIFY that is refused. full: another chain's request to the
+// node is under way.
+func (c *conn) describeVerify(d *C.q_verb, n int, w *window, p *posted) (full bool, err error) {
+	if c.asking {
+		return true, nil
+	}
+	v := &p.chain.Verbs[p.to]
+	more := p.to+1 < len(p.chain.Verbs) && p.chain.Verbs[p.to+1].Op == rdma.Verify
+	if more, err = c.askFor(d, w, v, more); err != nil {
+		return false, err
+	}
+	p.verifies, p.asks = true, !more
+	if c.skipping = (skipping{at: -1}); more {
+		c.skipping = skipping{at: n, op: d.op}
+		d.op, p.skips = C.Q_SKIP, true
+	}
+	return false, nil
+}
+
+// pushSkipped ends a part whose last FLUSH or VERIFY was left to one that has been refused.
 func (c *conn) pushSkipped(p *posted) {
 	if at := c.skipping.at; at >= 0 {
 		c.verbs[at].op = c.skipping.op
@@ -123,7 +149,8 @@ func (c *conn) pushSkipped(p *posted) {
 
 // listen posts the receive for the node's answer, before the part that asks.
 func (c *conn) listen(p *posted) bool {
-	if e := C.q_receive(c.lane.qp, C.Q_MESSAGE, address(c.notes[flushedAt:]), flushedBytes, c.notesMR.lkey); e != 0 {
+	bytes := C.uint32_t(asked{c.notes}.answerBytes())
+	if e := C.q_receive(c.lane.qp, C.Q_MESSAGE, address(c.notes[answeredAt:]), bytes, c.notesMR.lkey); e != 0 {
 		c.unposted(p, 0, unix.Errno(e))
 		return false
 	}
@@ -135,11 +162,14 @@ func (c *conn) listen(p *posted) bool {
 // answered takes the node's answer to a part, whose other verbs are done. It says whether the chain goes on.
 func (c *conn) answered(p *posted) bool {
 	c.asking = false
-	f, err := decodeFlushed(c.notes[flushedAt:], asked{c.notes})
+	f, err := decodeAnswered(c.notes[answeredAt:], asked{c.notes})
 	if err != nil {
 		c.fail(err)
 		p.chain.Done, p.chain.Err = p.from, c.dead
 		return false
+	}
+	if p.verifies {
+		return c.verified(p, &f)
 	}
 	if f.err == nil {
 		return true
@@ -153,6 +183,20 @@ func (c *conn) answered(p *posted) bool {
 		c.fail(errOvertaken)
 		p.chain.Err = c.dead
 	}
+	return false
+}
+
+// verified takes the hashes of a part's VERIFYs, which are its last verbs.
+func (c *conn) verified(p *posted, f *answered) bool {
+	verbs := p.chain.Verbs[:p.to]
+	first := len(verbs) - asked{c.notes}.ranges()
+	for i := range f.done {
+		verbs[first+i].Old = hashIn(c.notes[answeredAt:], i)
+	}
+	if f.err == nil {
+		return true
+	}
+	p.chain.Done, p.chain.Err = first+f.done, f.err
 	return false
 }
 

@@ -77,9 +77,20 @@ func TestNativeFlush(t *testing.T) {
 	require.Equal(t, uint64(53), d.Stats().Flushed)
 }
 
-// A FLUSH that the node carries out is for the regions that the lane's ticket opens, and of its tenant.
+// A FLUSH or VERIFY that the node carries out is for the regions that the lane's ticket opens, and of its tenant.
 func TestFlushOfAForeignRegionIsRefused(t *testing.T) {
-	s := &Server{regions: map[uint32]*region{1: {number: 1, epoch: 5, tenant: 3, memory: new(host.Memory)}}}
+	m, err := host.NewMemory("foreign", 4096)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, m.Close()) })
+	s := &Server{regions: map[uint32]*region{1: {number: 1, epoch: 5, tenant: 3, memory: m}}}
+	hash := func(k rdma.Ticket, off uint64) error {
+		_, err := s.hash(&lane{ticket: k}, &host.Hasher{}, 1, 5, off, 8, 0)
+		return err
+	}
+	require.ErrorIs(t, hash(rdma.Ticket{Tenant: 4}, 0), rdma.ErrTicket)
+	require.ErrorIs(t, hash(rdma.Ticket{Tenant: 3, Region: 2, Epoch: 5}, 0), rdma.ErrTicket)
+	require.ErrorIs(t, hash(rdma.Ticket{Tenant: 3}, 4090), rdma.ErrBounds)
+	require.NoError(t, hash(rdma.Ticket{Tenant: 3, Region: 1, Epoch: 5}, 4088))
 	persist := func(k rdma.Ticket) error { return s.persist(&lane{ticket: k}, 1, 5, 0, 8) }
 	require.ErrorIs(t, persist(rdma.Ticket{Tenant: 4}), rdma.ErrTicket)
 	require.ErrorIs(t, persist(rdma.Ticket{Tenant: 3, Region: 2, Epoch: 5}), rdma.ErrTicket)
@@ -102,8 +113,8 @@ func ledgerServer(t *testing.T) (*Server, *pmem.Ledger) {
 // has lets a lane have asked for the first bytes of region 1.
 func (l *lane) has(bytes uint64) {
 	a := asked{make([]byte, notesBytes)}
-	a.start(1, 1, 5)
-	a.add(0, bytes)
+	a.start(1, taskFlush, 1, 5)
+	a.add(0, bytes, 0)
 	l.notes.asked, l.notes.busy = a.b[:a.len()], true
 	l.server.asks.add(l)
 }
@@ -118,7 +129,7 @@ func TestFlushesTakeTurns(t *testing.T) {
 		l, ok := s.asks.next()
 		require.True(t, ok)
 		require.Same(t, want, l)
-		l.flushAsked()
+		l.serveAsked(&host.Hasher{})
 	}
 	require.False(t, short.notes.busy)
 	require.False(t, long.notes.busy)
@@ -128,13 +139,13 @@ func TestFlushesTakeTurns(t *testing.T) {
 	long.notes.made = progress{}
 	long.has(3 * stepBytes)
 	l, _ := s.asks.next()
-	l.flushAsked()
+	l.serveAsked(&host.Hasher{})
 	short.has(64)
 	require.Len(t, s.asks.order, 2)
 	before, _ := ledger.Lines()
 	require.NoError(t, long.stop(rdma.ErrRevoked))
 	require.Equal(t, []*lane{short}, s.asks.order)
-	long.flushAsked() // as a flusher that has just taken it
+	long.serveAsked(&host.Hasher{}) // as a flusher that has just taken it
 	after, _ := ledger.Lines()
 	require.Equal(t, before, after)
 	require.Len(t, s.asks.order, 1, "it is not queued again")
@@ -222,7 +233,7 @@ func TestAgentFlushes(t *testing.T) {
 	require.Equal(t, rdma.Message, to.Window.Flush)
 	for _, ranges := range []int{1, 2, 64, 100} {
 		img := bytes.Repeat([]byte{byte(ranges)}, 64)
-		asked, tag := d.Stats().Asked, c.flushTag
+		asked, tag := d.Stats().Asked, c.askTag
 		got := chain(to, guard, func(ch *rdma.Chain) {
 			for i := range ranges {
 				ch.Write(4096+64*uint64(i), img)
@@ -238,16 +249,16 @@ func TestAgentFlushes(t *testing.T) {
 		require.Equal(t, 2*ranges+3, got.Done)
 		require.Equal(t, n.Bytes(1)[:16384], ledger.Cut(pmem.None)[:16384])
 		require.EqualValues(t, ranges+1, d.Stats().Asked-asked)
-		require.EqualValues(t, 2, c.flushTag-tag, "requests")
+		require.EqualValues(t, 2, c.askTag-tag, "requests")
 	}
 	// More ranges than a request holds, and chains that ask one behind the other, posted at once.
-	tag := c.flushTag
+	tag := c.askTag
 	require.NoError(t, chain(to, guard, func(ch *rdma.Chain) {
 		for i := range uint64(200) {
 			ch.Flush(rdma.Persistent, 64*i, 8)
 		}
 	}).Err)
-	require.EqualValues(t, 2, c.flushTag-tag, "requests")
+	require.EqualValues(t, 2, c.askTag-tag, "requests")
 	r := rdma.Round{Deadline: clock.In(guard)}
 	for i := range uint64(8) {
 		ch := r.Chain(to)

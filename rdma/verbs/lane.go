@@ -39,20 +39,20 @@ type lane struct {
 	died    bool                 // its client ended the queue pair: by a refused verb, or by a message that is none
 	drained bool                 // flushed is closed
 	granted map[uint32]*grant    // windows, by region
-	notes   notes                // what the client asks to have flushed
+	notes   notes                // what the client asks to have flushed or hashed
 	mail    mailbox              // messages; with guards of its own
 
 	sendMu sync.Mutex // of writes to nc
 }
 
-// create makes the queue pair with a receive posted: what completes it is a request to flush, or the error state. A call that
+// create makes the queue pair with a receive posted: what completes it is a request of the client, or the error state. A call that
 // ends the lane meanwhile waits for it.
 func (l *lane) create() error {
 	s := l.server
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	err := l.stopped
-	if err == nil && s.device.config.Flush != rdma.NoFlush {
+	if err == nil {
 		err = l.notes.pin(l.domain.pd)
 	}
 	if err == nil {

@@ -37,6 +37,7 @@ const (
 
 	flagPersistent = 1
 	flagFlushes    = 2 // takes native FLUSHes that are visible
+	flagVerifies   = 4 // the node hashes ranges that it is asked for
 	// Bits 8 to 15 of the flags are the rdma.FlushMethod of a persistent FLUSH.
 )
 
@@ -156,6 +157,7 @@ type answer struct {
 	err        error            // why the request was refused, or the lane ended
 	flush      rdma.FlushMethod // of a persistent FLUSH
 	flushes    bool             // the adapter takes native FLUSHes that are visible
+	verifies   bool             // of rdma.Window
 	key, bytes uint64           // key: of rdma.Window; bytes: size of the region
 	rkey       uint32           // the adapter's key of the window
 }
@@ -168,6 +170,9 @@ func (a *answer) append(b []byte) []byte {
 	}
 	if a.flushes {
 		flags |= flagFlushes
+	}
+	if a.verifies {
+		flags |= flagVerifies
 	}
 	b = binary.LittleEndian.AppendUint32(b, a.kind)
 	b = binary.LittleEndian.AppendUint32(b, a.tag)
@@ -184,8 +189,8 @@ func decodeAnswer(b []byte) answer {
 		kind: binary.LittleEndian.Uint32(b), tag: binary.LittleEndian.Uint32(b[4:]),
 		err:     host.CodeError(byte(min(binary.LittleEndian.Uint32(b[8:]), 255))),
 		flush:   rdma.FlushMethodOf(b[12]&flagPersistent != 0, b[13]),
-		flushes: b[12]&flagFlushes != 0,
-		key:     binary.LittleEndian.Uint64(b[16:]), bytes: binary.LittleEndian.Uint64(b[24:]),
+		flushes: b[12]&flagFlushes != 0, verifies: b[12]&flagVerifies != 0,
+		key: binary.LittleEndian.Uint64(b[16:]), bytes: binary.LittleEndian.Uint64(b[24:]),
 		rkey: uint32(binary.LittleEndian.Uint64(b[32:])),
 	}
 }

@@ -60,7 +60,7 @@ func TestMessageForms(t *testing.T) {
 	require.Len(t, b, requestBytes)
 	require.Equal(t, r, decodeRequest(b))
 	for i, err := range append([]error{nil, rdma.ErrBroken}, rdma.Refusals...) {
-		a := answer{kind: kindFarewell, tag: 1, err: err, flush: rdma.FlushMethod(i % 5), key: 2, bytes: 3, rkey: 1<<32 - 1}
+		a := answer{kind: kindFarewell, tag: 1, err: err, flush: rdma.FlushMethod(i % 5), verifies: i%2 == 0, key: 2, bytes: 3, rkey: 1<<32 - 1}
 		b := a.append(nil)
 		require.Len(t, b, answerBytes)
 		require.Equal(t, a, decodeAnswer(b))

@@ -10,19 +10,21 @@ import (
 	"fmt"
 
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
 	"golang.org/x/sys/unix"
 )
 
-// notes is the node's end of requests to flush. A lane has one under way at a time. Guarded by lane.mu, but for
+// notes is the node's end of requests to flush or to hash ranges. A lane has one under way at a time. Guarded by lane.mu, but for
 // asked and made.
 type notes struct {
 	page  []byte           // the message that is received, and the answer; nil: the lane takes none
 	mr    *C.struct_ibv_mr // of page
-	asked []byte           // copy of the message; of the flusher while busy
+	asked []byte           // copy of the message; of the worker while busy
 	made  progress         // of asked
-	busy  bool             // a flusher has it, or it waits for one
+	busy  bool             // a worker has it, or it waits for one
 	sent  bool             // the last answer is under way
 	owed  bool             // the next one waits for that
+	bytes int              // of the answer
 }
 
 // pin makes the page. Preconditions: pd is the lane's.
@@ -61,7 +63,7 @@ func (l *lane) receive() C.int {
 }
 
 // hear takes a message of the client's, and posts the receive anew at once: the lane is drained when that is flushed. false: it is
-// no request to flush, or the receive could not be posted.
+// no such request, or the receive could not be posted.
 func (l *lane) hear(bytes int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,29 +82,36 @@ func (l *lane) hear(bytes int) bool {
 	return true
 }
 
-// flush has processors flush what clients ask for, until the server is closed.
-func (s *Server) flush() {
+// work has processors do what clients ask for, until the server is closed.
+func (s *Server) work() {
+	h := &host.Hasher{}
 	for {
 		l, ok := s.asks.next()
 		if !ok {
 			return
 		}
-		l.flushAsked()
+		l.serveAsked(h)
 	}
 }
 
-// flushAsked carries a step of a request out. It answers after the last one, and queues the lane again after others. The lane of a
-// session that is fenced has nothing flushed any more.
-func (l *lane) flushAsked() {
+// serveAsked carries a step of a request out. It answers after the last one, and queues the lane again after others. The lane of a
+// session that is fenced has nothing flushed or hashed any more.
+func (l *lane) serveAsked(h *host.Hasher) {
 	a, err := decodeAsked(l.notes.asked)
 	if err != nil {
 		l.spoke()
 		return
 	}
-	n := &l.notes
-	more, err := a.flush(&n.made, func(region uint32, epoch, off, bytes uint64) error {
-		return l.server.persist(l, region, epoch, off, bytes)
-	}, l.why)
+	n, more := &l.notes, false
+	if a.task() == taskHash {
+		more, err = a.hash(&n.made, func(region uint32, epoch, off, bytes, seed uint64) (uint64, error) {
+			return l.server.hash(l, h, region, epoch, off, bytes, seed)
+		}, l.why)
+	} else {
+		more, err = a.flush(&n.made, func(region uint32, epoch, off, bytes uint64) error {
+			return l.server.persist(l, region, epoch, off, bytes)
+		}, l.why)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if more && l.stopped == nil {
@@ -113,8 +122,9 @@ func (l *lane) flushAsked() {
 	if l.qp == nil || l.stopped != nil {
 		return
 	}
-	f := flushed{tag: a.tag(), done: n.made.done, err: err}
-	f.put(n.page[flushedAt:])
+	f := answered{tag: a.tag(), done: n.made.done, err: err}
+	f.put(n.page[answeredAt:], n.made.hashes[:a.hashes()])
+	n.bytes = a.answerBytes()
 	if n.owed = n.sent; !n.owed {
 		l.answer()
 	}
@@ -125,7 +135,7 @@ func (l *lane) flushAsked() {
 func (l *lane) answer() {
 	n := &l.notes
 	n.sent = true
-	if e := C.q_send(l.qp, C.uint64_t(l.id|sendID), address(n.page[flushedAt:]), flushedBytes, n.mr.lkey); e != 0 {
+	if e := C.q_send(l.qp, C.uint64_t(l.id|sendID), address(n.page[answeredAt:]), C.uint32_t(n.bytes), n.mr.lkey); e != 0 {
 		l.server.log.Error("verbs fabric: an answer cannot be sent: its lane ends", "session", l.ticket.Session, "error", unix.Errno(e))
 		l.nc.Close() // its goroutine does the rest
 	}

@@ -270,7 +270,7 @@ func (s *Server) grant(l *lane, number uint32, epoch uint64, a *answer) error {
 		}
 	}
 	a.key, a.rkey, a.bytes = r.windowKey(l.ticket.Serial), rkey, uint64(len(r.memory.Bytes()))
-	a.flush, a.flushes = s.method(r.memory), s.flushes
+	a.flush, a.flushes, a.verifies = s.method(r.memory), s.flushes, true
 	return nil
 }
 
@@ -314,10 +314,10 @@ func (r *region) register(d *domain, access C.int) (*C.struct_ibv_mr, error) {
 	}
 }
 
-// persist flushes a range to stable storage for a lane whose adapter has no FLUSH. Like grant it
-// refuses regions that the lane's ticket does not open, and those of other tenants. It does not
-// wait for memory that is being registered.
-func (s *Server) persist(l *lane, number uint32, epoch, off, bytes uint64) error {
+// onRange calls do with the memory of a region, which is not closed meanwhile, for a lane that has asked for a range of it. Like
+// grant it refuses regions that the lane's ticket does not open, and those of other tenants. It does not wait for memory that is
+// being registered.
+func (s *Server) onRange(l *lane, number uint32, epoch, off, bytes uint64, do func(m *host.Memory) error) error {
 	if !l.ticket.Opens(number, epoch) {
 		return rdma.ErrTicket
 	}
@@ -335,13 +335,29 @@ func (s *Server) persist(l *lane, number uint32, epoch, off, bytes uint64) error
 	if r.tenant != l.ticket.Tenant {
 		return rdma.ErrTicket
 	}
-	if !r.memory.Persistent() {
-		return rdma.ErrNotPersistent
-	}
 	if size := uint64(len(r.memory.Bytes())); off > size || bytes > size-off {
 		return rdma.ErrBounds
 	}
-	return r.memory.Persist(off, bytes)
+	return do(r.memory)
+}
+
+// persist flushes a range to stable storage for a lane whose adapter has no FLUSH.
+func (s *Server) persist(l *lane, number uint32, epoch, off, bytes uint64) error {
+	return s.onRange(l, number, epoch, off, bytes, func(m *host.Memory) error {
+		if !m.Persistent() {
+			return rdma.ErrNotPersistent
+		}
+		return m.Persist(off, bytes)
+	})
+}
+
+// hash hashes a range for a lane: no adapter has a VERIFY.
+func (s *Server) hash(l *lane, h *host.Hasher, number uint32, epoch, off, bytes, seed uint64) (sum uint64, err error) {
+	err = s.onRange(l, number, epoch, off, bytes, func(m *host.Memory) error {
+		sum = h.Hash(m.Bytes(), off, bytes, seed)
+		return nil
+	})
+	return sum, err
 }
 
 // windowKey is a session's key of the region under its present epoch.

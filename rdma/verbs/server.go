@@ -35,8 +35,8 @@ const (
 	bindID = 1 << 63
 	// sendID marks those of answers.
 	sendID = 1 << 62
-	// flushers is how many goroutines flush for clients.
-	flushers = 4
+	// workers is how many goroutines flush and hash for clients.
+	workers = 4
 	// bindTimeout bounds how long an adapter may take to bind or invalidate a window, which
 	// is a work request of microseconds behind at most one other.
 	bindTimeout = 5 * time.Second
@@ -72,10 +72,10 @@ type Server struct {
 	mail     *host.Access                 // of the lanes' mailboxes; no region is opened in it
 	flushes  bool                         // regions take native FLUSHes
 
-	asks    *turns[*lane]       // lanes that have not ended and whose clients ask to have ranges flushed
+	asks    *turns[*lane]       // lanes that have not ended and whose clients ask to have ranges flushed or hashed
 	left    func(serial uint64) // see OnLeft
 	served  sync.WaitGroup      // sockets
-	drained sync.WaitGroup      // drain, meet and flush
+	drained sync.WaitGroup      // drain, meet and work
 	access  atomic.Uint64       // queue pairs that died of what their client sent
 	strays  atomic.Uint64       // requests to connect that were refused
 
@@ -169,8 +169,8 @@ func NewServer(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation ui
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.drained.Go(s.drain)
 	s.drained.Go(s.meet)
-	for range flushers {
-		s.drained.Go(s.flush)
+	for range workers {
+		s.drained.Go(s.work)
 	}
 	s.chooseWindows()
 	if err := s.chooseFlush(); err != nil {
@@ -288,7 +288,7 @@ func (s *Server) Close(ctx context.Context) error {
 	return err
 }
 
-// quiet ends drain, meet and the flushers, and waits for them. It must not hold mu, which they
+// quiet ends drain, meet and the workers, and waits for them. It must not hold mu, which they
 // lock.
 func (s *Server) quiet() {
 	s.asks.close()
