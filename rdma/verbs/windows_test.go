@@ -74,24 +74,25 @@ func TestWindowsRotate(t *testing.T) {
 	times, _ := n.Registration()
 	require.Equal(t, uint64(1), times)
 	// The memory leaves the adapter before it is unmapped.
-	require.Equal(t, int64(1), Live().MemoryRegions-clientRegions(d, 2))
+	require.Equal(t, int64(1), Live().MemoryRegions-laneRegions(d, 2))
 	require.NoError(t, n.CloseRegion(t.Context(), 1, 100))
 	require.NoError(t, n.memories[1].Close())
 	delete(n.memories, 1)
-	require.Zero(t, Live().MemoryRegions-clientRegions(d, 2))
+	require.Zero(t, Live().MemoryRegions-laneRegions(d, 2))
 }
 
-// clientRegions is how many memory regions a dialer with so many lanes has: one for the
-// answers of each, one for its copies if it has made any.
-func clientRegions(d *Dialer, lanes int64) int64 {
+// laneRegions is how many memory regions so many lanes of a dialer have at both ends: one for the answers of each, one for its
+// copies if it has made any, and one at the node for what it is asked.
+func laneRegions(d *Dialer, lanes int64) int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	n := 2 * lanes
 	for c := range d.conns {
 		if c.stageMR != nil {
-			lanes++
+			n++
 		}
 	}
-	return lanes
+	return n
 }
 
 // A window is of one queue pair: its key opens nothing on another, of the same tenant.
