@@ -26,7 +26,7 @@ type benchCmd struct {
 	Slab       string        `enum:"pair,staged" default:"pair" help:"Slabs of objects, and of the nodes of trees; staged with one replica only."`
 	NodeBytes  sizeFlag      `default:"4KiB" help:"Size of the nodes of trees, a power of two from 1KiB to 64KiB."`
 	Batch      int           `default:"64" help:"Objects of one readmany or writemany, and commands of one Redis pipeline."`
-	Objects    int           `placeholder:"N" help:"Objects of each client; 0 means 48 MiB of them, up to 20000. Keys of a tree; 0 means a million."`
+	Objects    int           `placeholder:"N" help:"Objects of each client; 0 means 48 MiB of all clients together, at most 400000 each. Keys of a tree; 0 means a million."`
 	Rate       float64       `placeholder:"N" help:"Operations a second of each client; 0 means as fast as it goes."`
 	Yardsticks bool          `default:"true" negatable:"" help:"Also measure a memory copy, a TCP ping-pong and Redis."`
 	Flush      bool          `help:"Measure instead what it costs to make a WRITE of the first of --sizes durable: each flush method that can run here beside an empty round of its provider, and why another cannot. Needs no cluster."`

@@ -21,7 +21,7 @@ type nodePingCmd struct {
 
 // Help is shown by --help.
 func (*nodePingCmd) Help() string {
-	return "Example: quarry node ping n1 --transport tcp. The node's program answers each message, so it shows more than that its memory is in reach; the first message, which opens the connection, is not counted."
+	return "Example: quarry node ping n1 --fabric tcp. The node's program answers each message, so it shows more than that its memory is in reach; the first message, which opens the connection, is not counted."
 }
 
 // sleep waits for a time unless the context ends.
