@@ -37,12 +37,13 @@
 //
 //   - Before round 1 has taken effect nothing has changed.
 //   - Between the CAS of R and the CAS of V at P, R names a dead session. When its
-//     connections have ended, or its lease is over and another client waits, the controllers
-//     have every replica refuse its verbs, and certify that fence (Port.HolderFenced). The
-//     next client that changes the slab takes R over with CAS R 9.1 -> its own, and sets V of the
-//     backups back to V of P (takeover.go). The update was never seen, and never will be once
-//     the slab is taken over. The scrub does the same for slabs that no client asks for
-//     (scrub.go). If the epoch ends first, Reconcile may keep the update (below).
+//     connections have ended, or its lease is over and another client waits, or it has been silent
+//     for two leases, the controllers have every replica refuse its verbs, and certify that fence
+//     (Port.HolderFenced). The next client that changes the slab takes R over with CAS R 9.1 -> its
+//     own, and sets V of the backups back to V of P (takeover.go). The update was never seen, and
+//     never will be once the slab is taken over: image 7 stays where it is, no V names it, and an
+//     Update that finds it at P makes version 9 in its place (invariant 5). The scrub does the same for slabs that
+//     no client asks for (scrub.go). If the epoch ends first, Reconcile may keep the update (below).
 //   - After the CAS of V the update is done. R is still 9.1 if the client dies before its
 //     last CAS; the takeover finds V alike everywhere and has nothing to roll back.
 //

@@ -17,7 +17,7 @@
 //	3  survivors   every in-sync replica that is to stay must answer a probe that was sent
 //	               after the loss was known. The region waits as long as any replica is
 //	               unsure                                                        epoch.go
-//	4  epoch E     the lost replica goes OUT, the first in-sync one becomes the primary, and
+//	4  epoch E     the lost replica goes OUT, the first in-sync one that stays becomes the primary, and
 //	               the record becomes RECOVERING at epoch E. The region is exposed from now on
 //	               (see Fences)                                                  epoch.go
 //	5  close       each replica closes all epochs before E: their keys are dead, and none of
@@ -73,11 +73,16 @@
 //     for twenty.
 //
 // The fence is complete in a region when each replica that is not OUT has acknowledged it and the
-// region is not exposed. A region is exposed from step 4 to the end of step 5 (and from
-// when the node of one of its replicas registers with another incarnation): the replica that is left
-// out, or the former incarnation, may still execute verbs of the epoch that the others serve. When the
-// fence is complete in every region the record of the session becomes FENCED; before it is
-// FENCING. A certificate is given for one region, as soon as the fence is complete there.
+// region is not exposed. A region is exposed from step 4 to the end of step 5 (and from when the node
+// of one of its replicas registers with another incarnation, or is removed by force): the replica that
+// is left out, or the former incarnation, may still execute verbs of the epoch that the others serve. A
+// certificate is given for one region, as soon as the fence is complete there. With it a client takes over
+// reservations of the session (slab).
+//
+// The record of a session is "live", then "fencing", and "fenced" when the fence is complete in every region. Then
+// scrubs visit all regions and settle what the session has left (scrub.go); after a grace period the record
+// is deleted, and the session's number may be used again. A session that its client has closed is "closing" in place of
+// these two: it has left nothing, so its fence waits for no lost node, and it needs no scrub (rest.go).
 //
 // # Grace periods
 //
