@@ -72,7 +72,8 @@ func outcome(err error) string {
 	if err == nil {
 		return "ok"
 	}
-	return shortened(fmt.Sprintf("%s: %v", connect.CodeOf(err), err), maxAuditOutcome)
+	code := connect.CodeOf(err).String() + ": "
+	return shortened(code+strings.TrimPrefix(err.Error(), code), maxAuditOutcome) // the text of connect's errors begins with the code
 }
 
 // shortened cuts a text for the record.

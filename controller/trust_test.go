@@ -186,6 +186,7 @@ func TestTokensOfRoles(t *testing.T) {
 		require.NotEmpty(t, e.Remote)
 		require.NotContains(t, e.String(), secret)
 	}
+	require.Regexp(t, "^not_found: no token", log.Entries[0].Outcome, "the code stands there once")
 	require.Equal(t, []string{
 		"RevokeToken by the cluster's token: not_found", "RevokeToken by the cluster's token: ok", "SetDefaults by token " + ops.Token.Id + ": ok",
 		"CreateToken by the cluster's token: ok", "CreateToken by the cluster's token: ok", "CreateToken by the cluster's token: invalid_argument",
