@@ -105,7 +105,7 @@ func DoBehind(before, r *Round) {
 func (r *Round) step() (more bool) {
 	for i := range r.n {
 		c := &r.chains[i]
-		if len(c.Verbs) == 0 || c.To.Window.Flush != Message {
+		if len(c.Verbs) == 0 || c.To.Window.Flush != Message && !c.verifies() {
 			continue
 		}
 		if conn, ok := c.To.Conn.(Stepper); ok && conn.Step(c, r.Deadline) {
@@ -115,8 +115,18 @@ func (r *Round) step() (more bool) {
 	return more
 }
 
-// Stepper is implemented by connections that send a chain in parts where the node is asked to flush: a verb that is ordered
-// behind the FLUSH is sent when the node has answered.
+// verifies says whether a verb of the chain is a VERIFY.
+func (c *Chain) verifies() bool {
+	for i := range c.Verbs {
+		if c.Verbs[i].Op == Verify {
+			return true
+		}
+	}
+	return false
+}
+
+// Stepper is implemented by connections that send a chain in parts where the node is asked to flush or to hash: a verb that is ordered
+// behind the FLUSH or the VERIFY is sent when the node has answered.
 type Stepper interface {
 	// Step waits for the part of a posted chain that is under way, unless it is the last, and sends the next. It reports
 	// whether there is another part behind that. Wait tells the outcome.

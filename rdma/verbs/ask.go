@@ -91,7 +91,7 @@ func (t task) maxRanges() int {
 	return maxRanges
 }
 
-// decodeAsked reads a message, all of b.
+// decodeAsked reads a message, all of b. Ranges to hash are within the bounds of a chain.
 func decodeAsked(b []byte) (asked, error) {
 	a := asked{b}
 	if len(b) < askedBytes || len(b) > maxAsked {
@@ -99,6 +99,13 @@ func decodeAsked(b []byte) (asked, error) {
 	}
 	if n := a.ranges(); a.task() > taskHash || n < 1 || n > a.task().maxRanges() || len(b) != a.len() {
 		return a, errPeer
+	}
+	for i, left := 0, uint64(rdma.MaxChainBytes); a.task() == taskHash && i < a.ranges(); i++ {
+		_, bytes := a.at(i)
+		if bytes > min(left, rdma.MaxVerbBytes) {
+			return a, errPeer
+		}
+		left -= bytes
 	}
 	return a, nil
 }
@@ -146,13 +153,11 @@ func (a asked) flush(p *progress, persist func(region uint32, epoch, off, bytes 
 
 // hash has the ranges hashed, in their order, until the next one would go beyond stepBytes, one fails, or ended has a reason to leave
 // the rest out. more: it is to be called again.
+// Preconditions: no range is longer than stepBytes.
 func (a asked) hash(p *progress, hash func(region uint32, epoch, off, bytes, seed uint64) (uint64, error), ended func() error) (more bool, err error) {
 	for left := uint64(stepBytes); p.done < a.ranges(); p.done++ {
 		off, bytes := a.at(p.done)
-		switch {
-		case bytes > stepBytes:
-			return false, rdma.ErrLimit
-		case bytes > left:
+		if bytes > left {
 			return true, nil
 		}
 		if err = ended(); err == nil {

@@ -103,10 +103,10 @@ func TestHashesThatAreAskedFor(t *testing.T) {
 			require.Equal(t, uint64(i)<<33+5, hashIn(b, i))
 		}
 	}
-	// In steps, and nothing longer than one.
+	// In steps.
 	long := asked{make([]byte, notesBytes)}
 	long.start(8, taskHash, 3, 1)
-	for _, n := range []uint64{stepBytes - 1, 1, 1, stepBytes + 1} {
+	for _, n := range []uint64{stepBytes - 1, 1, 1} {
 		long.add(0, n, 0)
 	}
 	var p progress
@@ -116,9 +116,19 @@ func TestHashesThatAreAskedFor(t *testing.T) {
 	require.True(t, more)
 	require.Equal(t, 2, p.done, "the third range is of the next step")
 	more, err = long.hash(&p, hash, func() error { return nil })
+	require.NoError(t, err)
 	require.False(t, more)
-	require.ErrorIs(t, err, rdma.ErrLimit)
 	require.Equal(t, 3, p.done)
+	// No more than a chain may have.
+	for name, ranges := range map[string][]uint64{"a range": {stepBytes + 1}, "all": {stepBytes, stepBytes, stepBytes, stepBytes, 1}, "no sum": {1, ^uint64(0)}} {
+		much := asked{make([]byte, notesBytes)}
+		much.start(8, taskHash, 3, 1)
+		for _, n := range ranges {
+			much.add(0, n, 0)
+		}
+		_, err := decodeAsked(much.b[:much.len()])
+		require.ErrorIs(t, err, errPeer, name)
+	}
 	p = progress{}
 	more, err = long.hash(&p, hash, func() error { return rdma.ErrRevoked })
 	require.False(t, more)

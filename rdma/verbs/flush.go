@@ -149,8 +149,9 @@ func (c *conn) pushSkipped(p *posted) {
 
 // listen posts the receive for the node's answer, before the part that asks.
 func (c *conn) listen(p *posted) bool {
-	bytes := C.uint32_t(asked{c.notes}.answerBytes())
-	if e := C.q_receive(c.lane.qp, C.Q_MESSAGE, address(c.notes[answeredAt:]), bytes, c.notesMR.lkey); e != 0 {
+	bytes := asked{c.notes}.answerBytes()
+	clear(c.notes[answeredAt : answeredAt+bytes]) // an answer that is too short has no hashes of an earlier one
+	if e := C.q_receive(c.lane.qp, C.Q_MESSAGE, address(c.notes[answeredAt:]), C.uint32_t(bytes), c.notesMR.lkey); e != 0 {
 		c.unposted(p, 0, unix.Errno(e))
 		return false
 	}

@@ -105,7 +105,7 @@ func ledgerServer(t *testing.T) (*Server, *pmem.Ledger) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, m.Close()) })
 	return &Server{
-		asks: newTurns[*lane](), lanes: make(map[uint64]*lane), log: slog.New(slog.DiscardHandler),
+		asks: newTurns[*lane](), hashes: newTurns[*lane](), lanes: make(map[uint64]*lane), log: slog.New(slog.DiscardHandler),
 		regions: map[uint32]*region{1: {number: 1, epoch: 5, memory: m}},
 	}, ledger
 }
@@ -117,6 +117,22 @@ func (l *lane) has(bytes uint64) {
 	a.add(0, bytes, 0)
 	l.notes.asked, l.notes.busy = a.b[:a.len()], true
 	l.server.asks.add(l)
+}
+
+// A request to flush waits for no hash: those have a queue and a worker of their own.
+func TestFlushWaitsForNoHash(t *testing.T) {
+	s, _ := ledgerServer(t)
+	l, other := s.newLane(nil, 0, 0, &rdma.Ticket{}), s.newLane(nil, 1, 0, &rdma.Ticket{})
+	h := hashing(maxHashes)
+	l.notes.asked = h.b[:h.len()]
+	l.turns().add(l)
+	f := asking(1)
+	other.notes.asked = f.b[:f.len()]
+	other.turns().add(other)
+	require.Equal(t, []*lane{l}, s.hashes.order)
+	require.Equal(t, []*lane{other}, s.asks.order)
+	require.NoError(t, l.stop(rdma.ErrRevoked))
+	require.Empty(t, s.hashes.order, "a lane that ends leaves its queue")
 }
 
 // A request for much waits behind other lanes after each step. A lane that ends leaves the queue, and has nothing more flushed.

@@ -200,6 +200,7 @@ func (l *lane) end(why error) (first bool) {
 	}
 	l.stopped = why
 	l.server.asks.remove(l)
+	l.server.hashes.remove(l)
 	return true
 }
 

@@ -77,16 +77,24 @@ func (l *lane) hear(bytes int) bool {
 	}
 	if l.stopped == nil {
 		n.busy, n.made = true, progress{}
-		l.server.asks.add(l)
+		l.turns().add(l)
 	}
 	return true
 }
 
-// work has processors do what clients ask for, until the server is closed.
-func (s *Server) work() {
+// turns is the queue of the request that the lane has. Preconditions: the request has at least askedBytes.
+func (l *lane) turns() *turns[*lane] {
+	if (asked{l.notes.asked}).task() == taskHash {
+		return l.server.hashes
+	}
+	return l.server.asks
+}
+
+// work has a processor do what the clients of a queue's lanes ask for, until the server is closed.
+func (s *Server) work(q *turns[*lane]) {
 	h := &host.Hasher{}
 	for {
-		l, ok := s.asks.next()
+		l, ok := q.next()
 		if !ok {
 			return
 		}
@@ -115,7 +123,7 @@ func (l *lane) serveAsked(h *host.Hasher) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if more && l.stopped == nil {
-		l.server.asks.add(l)
+		l.turns().add(l)
 		return
 	}
 	n.busy = false

@@ -35,8 +35,9 @@ const (
 	bindID = 1 << 63
 	// sendID marks those of answers.
 	sendID = 1 << 62
-	// workers is how many goroutines flush and hash for clients.
-	workers = 4
+	// flushers is how many goroutines flush for clients, hashers how many hash: so many processors at most are busy with that.
+	flushers = 4
+	hashers  = 1
 	// bindTimeout bounds how long an adapter may take to bind or invalidate a window, which
 	// is a work request of microseconds behind at most one other.
 	bindTimeout = 5 * time.Second
@@ -72,7 +73,8 @@ type Server struct {
 	mail     *host.Access                 // of the lanes' mailboxes; no region is opened in it
 	flushes  bool                         // regions take native FLUSHes
 
-	asks    *turns[*lane]       // lanes that have not ended and whose clients ask to have ranges flushed or hashed
+	asks    *turns[*lane]       // lanes that have not ended and whose clients ask to have ranges flushed
+	hashes  *turns[*lane]       // the same, hashed: a durable commit waits for no hash
 	left    func(serial uint64) // see OnLeft
 	served  sync.WaitGroup      // sockets
 	drained sync.WaitGroup      // drain, meet and work
@@ -141,7 +143,7 @@ func NewServer(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation ui
 	s := &Server{
 		limits: limits, log: log, device: dev, patience: joinTimeout, binding: bindTimeout, draining: drainTimeout,
 		regions: make(map[uint32]*region), domains: make(map[uint32]*domain),
-		asks: newTurns[*lane](), failed: make(chan error, 1), sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), joins: make(map[[16]byte]*lane), offences: make(map[uint64]uint64),
+		asks: newTurns[*lane](), hashes: newTurns[*lane](), failed: make(chan error, 1), sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), joins: make(map[[16]byte]*lane), offences: make(map[uint64]uint64),
 	}
 	var seed [keyring.SeedBytes]byte
 	rand.Read(seed[:])
@@ -169,8 +171,11 @@ func NewServer(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation ui
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.drained.Go(s.drain)
 	s.drained.Go(s.meet)
-	for range workers {
-		s.drained.Go(s.work)
+	for range flushers {
+		s.drained.Go(func() { s.work(s.asks) })
+	}
+	for range hashers {
+		s.drained.Go(func() { s.work(s.hashes) })
 	}
 	s.chooseWindows()
 	if err := s.chooseFlush(); err != nil {
@@ -292,6 +297,7 @@ func (s *Server) Close(ctx context.Context) error {
 // lock.
 func (s *Server) quiet() {
 	s.asks.close()
+	s.hashes.close()
 	s.mu.Lock()
 	if s.device != nil {
 		unix.Write(s.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
