@@ -27,6 +27,12 @@ var (
 	ErrRange = fmt.Errorf("%w: range outside of the pool", client.ErrArgument)
 	// ErrNotDurable: the pool is in memory that does not survive a loss of power.
 	ErrNotDurable = errors.New("the pool is not durable")
+	// ErrNotPart: the file is not a local part of this pool set.
+	ErrNotPart = errors.New("not a part of the pool set")
+	// ErrNoPart: a local part of a pool set is missing.
+	ErrNoPart = errors.New("no local part")
+	// ErrBehind: the local part has what was persisted, and a replica may lack it. Sync, or the next Open, brings it there.
+	ErrBehind = errors.New("a replica of the memory is behind")
 	// ErrClosed: Close was called.
 	ErrClosed = errors.New("the pool is closed")
 )

@@ -37,6 +37,8 @@ var parsers = map[string]string{
 	"patterns of the Redis commands": "gateway/redis FuzzMatch",
 	"messages of Flight":             "gateway/flight FuzzIncoming",
 	"commands of Flight":             "gateway/flight FuzzCommand",
+	"poolset files":                  "client/pool FuzzParseSet",
+	"headers of local parts":         "client/pool FuzzPartHead",
 	"tickets of Flight":              "gateway/flight FuzzTicket",
 }
 
