@@ -25,6 +25,13 @@ type Report struct {
 // Same says that the pool and all its replicas are as the local memory is.
 func (r Report) Same() bool { return r.Differ == 0 && r.Unalike == 0 }
 
+// add adds the counts of another comparison.
+func (r *Report) add(o Report) {
+	r.Bytes += o.Bytes
+	r.Differ += o.Differ
+	r.Unalike += o.Unalike
+}
+
 // compare calls f for each part of the local memory, in order, and progress behind each round.
 func compare(ctx context.Context, s *space.Space, local []byte, progress func(done uint64), f func(off, n uint64, same, alike bool) error) error {
 	var hashes [parts]uint64
@@ -77,7 +84,14 @@ func Check(ctx context.Context, c *client.Client, name string, local []byte, pro
 	if err != nil {
 		return r, err
 	}
-	return r, compare(ctx, s, local, progress, func(_, n uint64, same, alike bool) error { r.note(n, same, alike); return nil })
+	err = compare(ctx, s, local, progress, func(_, n uint64, same, alike bool) error { r.note(n, same, alike); return nil })
+	return r, err
+}
+
+// check is Check of an open pool.
+func (p *Pool) check(ctx context.Context, progress func(done uint64)) (r Report, err error) {
+	err = compare(ctx, p.s, p.local, progress, func(_, n uint64, same, alike bool) error { r.note(n, same, alike); return nil })
+	return r, err
 }
 
 // Sync makes the pool, at every replica, as the local memory is, which nobody changes meanwhile. progress, if it is not nil, gets how many bytes

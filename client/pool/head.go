@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ const (
 	partMaking partState = iota + 1 // Create has not returned: what it holds does not count
 	partOpen                        // it holds what was persisted; replicas may lack some of it
 	partClosed                      // every replica was alike when it was closed
+	partTorn                        // of a mirror: a Sync of it has not returned
 )
 
 // partHead is the state of a local part, little endian.
@@ -38,6 +40,10 @@ type partHead struct {
 
 // token names an ownership of replicas by a local part.
 type token [16]byte
+
+func tokenOf(s string) (t token) { copy(t[:], s); return t }
+
+func (t token) String() string { return string(bytes.TrimRight(t[:], "\x00")) }
 
 // slotBytes is where the second copy of the state lies in a header. A change writes the older copy, so that a loss of power in the middle leaves the other.
 const slotBytes = HeaderBytes / 2
@@ -70,7 +76,7 @@ func decodePartHead(b []byte) (h partHead, err error) {
 		if _, err := binary.Decode(slot, binary.LittleEndian, &s); err != nil {
 			return h, err
 		}
-		if s.Magic != partMagic || s.State < partMaking || s.State > partClosed || s.slot() != at || binary.LittleEndian.Uint64(slot[n:]) != rdma.Hash(slot[:n], 0) {
+		if s.Magic != partMagic || s.State < partMaking || s.State > partTorn || s.slot() != at || binary.LittleEndian.Uint64(slot[n:]) != rdma.Hash(slot[:n], 0) {
 			continue
 		}
 		if s.Sequence > h.Sequence || h.Magic == 0 {

@@ -22,7 +22,7 @@ func FuzzPartHead(f *testing.F) {
 			require.Equal(t, partHead{}, h)
 			return
 		}
-		require.True(t, h.State >= partMaking && h.State <= partClosed)
+		require.True(t, h.State >= partMaking && h.State <= partTorn)
 		require.True(t, bytes.HasPrefix(page[h.slot():], h.encode()))
 	})
 }

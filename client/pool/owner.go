@@ -31,6 +31,8 @@ type note struct {
 	Owner client.Session `json:"owner"`           // Serial 0: nobody has it open
 	Token string         `json:"token,omitempty"` // of the call that took it, for sessions that try twice
 	Dirty bool           `json:"dirty,omitempty"` // it was not closed in order, or a Persist failed
+	Torn  bool           `json:"torn,omitempty"`  // a Sync by a Memory has not returned: it may have later Persists and not earlier ones
+	Last  string         `json:"last,omitempty"`  // who may have written it last: the token of a Memory, or of the call that took it
 }
 
 // lookup finds a pool.
@@ -69,6 +71,7 @@ type claim struct {
 	me    client.Session
 	e     client.Name // as it was last read or changed
 	n     note
+	keep  bool // take leaves note.Last, because the owner does not write before own
 }
 
 // bind begins a claim under the Client's session. The claim is nobody's yet.
@@ -139,6 +142,9 @@ func (k *claim) take(ctx context.Context, e client.Name, n note, state string) e
 		n.Dirty = true
 	}
 	n.Owner, n.Token, n.State = k.me, newToken(), state
+	if !k.keep {
+		n.Last = n.Token
+	}
 	k.e = e
 	err := k.change(ctx, n)
 	if errors.Is(err, client.ErrConflict) {
@@ -165,6 +171,13 @@ func (k *claim) change(ctx context.Context, n note) error {
 		k.e, k.n = e, n
 	}
 	return k.because(err)
+}
+
+// own makes a token that of the pool's last writer.
+func (k *claim) own(ctx context.Context, token string, torn bool) error {
+	n := k.n
+	n.Last, n.Torn = token, torn
+	return k.change(ctx, n)
 }
 
 // release gives the pool up. It can be called again.

@@ -33,6 +33,8 @@ var (
 	ErrNoPart = errors.New("no local part")
 	// ErrBehind: the local part has what was persisted, and a replica may lack it. Sync, or the next Open, brings it there.
 	ErrBehind = errors.New("a replica of the memory is behind")
+	// ErrTorn: a Sync of the replica has not returned.
+	ErrTorn = errors.New("the replica is torn")
 	// ErrClosed: Close was called.
 	ErrClosed = errors.New("the pool is closed")
 )
@@ -77,6 +79,11 @@ func newToken() string {
 //
 // Errors: client.ErrNameExists; client.ErrNoSpace; client.ErrUnknown: a pool that is not whole may be left, for Remove.
 func Create(ctx context.Context, c *client.Client, name string, local []byte, o Options) (*Pool, error) {
+	return create(ctx, c, name, local, o, newToken())
+}
+
+// create is Create; last is the token of the pool's last writer.
+func create(ctx context.Context, c *client.Client, name string, local []byte, o Options, last string) (*Pool, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -95,7 +102,7 @@ func Create(ctx context.Context, c *client.Client, name string, local []byte, o 
 	}
 	p := &Pool{c: c, local: local, claim: k, attr: o.Attr}
 	p.failed.Add(1)
-	if err := p.make(ctx, name, o); err != nil {
+	if err := p.make(ctx, name, o, last); err != nil {
 		k.end()
 		return nil, err
 	}
@@ -103,7 +110,7 @@ func Create(ctx context.Context, c *client.Client, name string, local []byte, o 
 }
 
 // make makes the object, the name and the space, in this order: what is there of a pool can be found by its name.
-func (p *Pool) make(ctx context.Context, name string, o Options) (err error) {
+func (p *Pool) make(ctx context.Context, name string, o Options, last string) (err error) {
 	k := p.claim
 	ctx, cancel := k.within(ctx)
 	defer cancel()
@@ -117,7 +124,7 @@ func (p *Pool) make(ctx context.Context, name string, o Options) (err error) {
 		return err
 	}
 	token := newToken()
-	k.n = note{State: Making, Space: name + "/pool-" + token, Owner: k.me, Token: token, Dirty: true}
+	k.n = note{State: Making, Space: name + "/pool-" + token, Owner: k.me, Token: token, Dirty: true, Last: last}
 	made, err := p.c.Names().CreateMany(ctx, []client.Name{k.n.with(client.Name{Name: name, Kind: NameKind, Ref: ref})})
 	if errors.Is(err, client.ErrUnknown) {
 		if e, n, lerr := lookup(ctx, p.c, name); lerr == nil && n == k.n {
@@ -162,6 +169,11 @@ func (k *claim) unmake(ctx context.Context) error {
 //
 // Errors: client.ErrNoName, ErrNotPool, ErrOpen, ErrMismatch, ErrUnfinished; client.ErrUnknown: the Client's session may be the owner, until it ends.
 func Open(ctx context.Context, c *client.Client, name string, local []byte, attr *Attr) (*Pool, error) {
+	return open(ctx, c, name, local, attr, false)
+}
+
+// open is Open. keep: the caller calls own before it writes.
+func open(ctx context.Context, c *client.Client, name string, local []byte, attr *Attr, keep bool) (*Pool, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -172,6 +184,7 @@ func Open(ctx context.Context, c *client.Client, name string, local []byte, attr
 	if err != nil {
 		return nil, err
 	}
+	k.keep = keep
 	p := &Pool{c: c, local: local, claim: k}
 	if err := p.open(ctx, name, attr); err != nil {
 		k.end()
@@ -317,9 +330,22 @@ func (p *Pool) Persist(off, n uint64) error {
 	return p.send(p.claim.bound, off, n)
 }
 
-// send is Persist.
+// put is Persist of bytes of the caller.
+func (p *Pool) put(b []byte, off uint64) error {
+	if err := p.enter(off, uint64(len(b))); err != nil {
+		return err
+	}
+	defer p.mu.RUnlock()
+	return p.write(p.claim.bound, b, off)
+}
+
+// send writes a range of the local memory.
 func (p *Pool) send(ctx context.Context, off, n uint64) error {
-	done, err := p.s.Write(ctx, p.local[off:off+n], p.base+off)
+	return p.write(ctx, p.local[off:off+n], off)
+}
+
+func (p *Pool) write(ctx context.Context, b []byte, off uint64) error {
+	done, err := p.s.Write(ctx, b, p.base+off)
 	if err == nil {
 		return nil
 	}
@@ -327,7 +353,7 @@ func (p *Pool) send(ctx context.Context, off, n uint64) error {
 	if done > 0 && !errors.Is(err, client.ErrUnknown) {
 		err = fmt.Errorf("%w: %w", client.ErrUnknown, err)
 	}
-	return fmt.Errorf("pool %q: %d of %d bytes at %d are persisted: %w", p.claim.e.Name, done, n, off, p.claim.because(err))
+	return fmt.Errorf("pool %q: %d of %d bytes at %d are persisted: %w", p.claim.e.Name, done, len(b), off, p.claim.because(err))
 }
 
 // DeepPersist is Persist and has all that was persisted in the range on stable storage. ErrNotDurable: no byte is sent.
@@ -387,6 +413,21 @@ func (p *Pool) Bytes() uint64 { return uint64(len(p.local)) }
 // Dirty says that the pool was not closed in order, or that a Persist failed, and neither Sync nor Restore has been made since.
 func (p *Pool) Dirty() bool { return p.failed.Load() != p.clean.Load() }
 
+// behind has the pool Dirty until the next Sync.
+func (p *Pool) behind() { p.failed.Add(1) }
+
+// owner is the token of the pool's last writer.
+func (p *Pool) owner() string { return p.claim.n.Last }
+
+// own makes a token that of the pool's last writer.
+func (p *Pool) own(ctx context.Context, token string, torn bool) error {
+	return p.claim.own(ctx, token, torn)
+}
+
+func (p *Pool) torn() bool { return p.claim.n.Torn }
+
+func (p *Pool) String() string { return "pool " + p.claim.e.Name }
+
 // Info describes a pool.
 type Info struct {
 	Name     string `json:"name"`
@@ -395,6 +436,7 @@ type Info struct {
 	Replicas int    `json:"replicas"`
 	Durable  bool   `json:"durable"`
 	Dirty    bool   `json:"dirty"`           // it is open, or was not closed in order
+	Torn     bool   `json:"torn,omitempty"`  // a Sync of its set has not returned
 	Owner    uint32 `json:"owner,omitempty"` // number of the session that has, or had, it open
 	Space    string `json:"space"`
 	Problem  string `json:"problem,omitempty"` // why the rest is not known
@@ -410,7 +452,7 @@ func Stat(ctx context.Context, c *client.Client, name string) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	i := Info{Name: name, State: n.State, Dirty: n.Dirty || n.Owner.Serial != 0, Owner: n.Owner.Number, Space: n.Space}
+	i := Info{Name: name, State: n.State, Dirty: n.Dirty || n.Owner.Serial != 0, Owner: n.Owner.Number, Torn: n.Torn, Space: n.Space}
 	if n.State != Ready {
 		return i, nil
 	}

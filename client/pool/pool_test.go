@@ -593,7 +593,10 @@ func TestContextsThatHaveEnded(t *testing.T) {
 	p, err := pool.Create(t.Context(), cl, "p", local, options(false))
 	require.NoError(t, err)
 	never := func(uint64) { t.Error("a callback is called") }
-	testcluster.ContextCalls(t, []any{p}, map[string]func(context.Context) error{
+	set := newSet(t, "set", 1)
+	m, err := set.Create(t.Context(), cl, options(false), pool.MemoryOptions{Queue: pool.MinQueue})
+	require.NoError(t, err)
+	testcluster.ContextCalls(t, []any{p, set, m}, map[string]func(context.Context) error{
 		"Create": func(ctx context.Context) error {
 			_, err := pool.Create(ctx, cl, "another", local, options(false))
 			return err
@@ -605,4 +608,6 @@ func TestContextsThatHaveEnded(t *testing.T) {
 		"Check":  func(ctx context.Context) error { _, err := pool.Check(ctx, cl, "p", local, never); return err },
 	}, never)
 	require.NoError(t, p.Persist(0, 1), "it is open")
+	require.NoError(t, m.Persist(0, 1), "it is open")
+	require.NoError(t, m.Close(t.Context()))
 }

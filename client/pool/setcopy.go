@@ -1,0 +1,310 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/rdma/host"
+)
+
+// Restoring is the end of the path under which Restore makes a local part.
+const Restoring = ".restoring"
+
+// Restore makes the local part of a set, which is missing, as a replica is: the one with this path or name, or, for "", the first of those that are there,
+// which have to have the same last owner then. The next Open makes the other replicas as it is. The part has its path when it is whole.
+//
+// Errors: os.ErrExist: the part is there; ErrMismatch; ErrTorn; ErrNoPart, client.ErrNoName: there is no such replica; ErrOpen; others as of package function Open.
+func (s *Set) Restore(ctx context.Context, c *client.Client, from string, progress func(done uint64)) (r Report, err error) {
+	if err := ctx.Err(); err != nil {
+		return r, err
+	}
+	if _, err := os.Lstat(s.Part.Path); !errors.Is(err, os.ErrNotExist) {
+		return r, errors.Join(fmt.Errorf("%w: %s: a local part is not overwritten: move it away", os.ErrExist, s.Part.Path), err)
+	}
+	want := Part{Path: s.Part.Path + Restoring, Bytes: s.Part.Bytes}
+	if old, err := openPart(want); err == nil {
+		err = old.close() // a Restore that has ended before its last step
+		if err != nil {
+			return r, err
+		}
+	} else if errors.Is(err, ErrOpen) {
+		return r, err
+	}
+	m := &Memory{}
+	if m.part, err = remakePart(want, partHead{State: partMaking}); err != nil {
+		return r, err
+	}
+	defer func() {
+		if err = m.abandon(ctx, err); err != nil {
+			_ = os.Remove(want.Path)
+		}
+	}()
+	if err := m.sources(ctx, c, s, from); err != nil {
+		return r, err
+	}
+	source := m.replicas[0]
+	if source.torn() && from == "" {
+		return r, fmt.Errorf("%w: a Sync of %s has not returned, so it may have later Persists and lack earlier ones of a queue: name it as the source to restore it nevertheless", ErrTorn, source)
+	}
+	if r, err = source.Restore(ctx, progress); err != nil {
+		return r, fmt.Errorf("%s: %w", source, err)
+	}
+	h := m.part.head
+	h.Set, h.State, h.Token = setOf(source), partOpen, tokenOf(source.owner())
+	if err = errors.Join(m.part.flush(0, h.Bytes), m.part.change(h)); err != nil {
+		return r, err
+	}
+	if err = os.Link(want.Path, s.Part.Path); err != nil {
+		return r, err
+	}
+	return r, errors.Join(os.Remove(want.Path), syncFolder(want.Path))
+}
+
+// setOf is the UUID of the set that a replica is of.
+func setOf(r replica) [16]byte {
+	if m, ok := r.(*mirror); ok {
+		return m.head.Set
+	}
+	return r.(*Pool).Attr().PoolsetUUID
+}
+
+// sources opens the replicas that Restore can read.
+func (m *Memory) sources(ctx context.Context, c *client.Client, s *Set, from string) error {
+	var gone error
+	for _, named := range s.Mirrors {
+		if from != "" && from != named.Path {
+			continue
+		}
+		p, err := openPart(named)
+		if err == nil {
+			m.replicas = append(m.replicas, newMirror(p, m.Bytes()))
+		} else if gone = errors.Join(gone, err); !errors.Is(err, ErrNoPart) {
+			return err
+		}
+	}
+	for _, name := range s.Pools {
+		if from != "" && from != name {
+			continue
+		}
+		p, err := open(ctx, c, name, m.Bytes(), nil, true)
+		if err == nil {
+			m.replicas = append(m.replicas, p)
+		} else if gone = errors.Join(gone, err); !errors.Is(err, client.ErrNoName) {
+			return err
+		}
+	}
+	if len(m.replicas) == 0 {
+		if gone == nil {
+			gone = fmt.Errorf("%w: %s has no replica %q", client.ErrArgument, s.Path, from)
+		}
+		return gone
+	}
+	for _, r := range m.replicas[1:] {
+		if a := m.replicas[0]; setOf(r) != setOf(a) || r.owner() != a.owner() {
+			return fmt.Errorf("%w: the last owner of %s is not that of %s: say which one to restore from", ErrMismatch, r, a)
+		}
+	}
+	return nil
+}
+
+// Check compares the local part, which a program may have open, with all replicas, and changes nothing. It returns the sum. Beside Persists that are running it
+// may find differences.
+func (s *Set) Check(ctx context.Context, c *client.Client, progress func(done uint64)) (r Report, err error) {
+	if err := ctx.Err(); err != nil {
+		return r, err
+	}
+	local, unmap, err := readPart(s.Part)
+	if err != nil {
+		return r, err
+	}
+	defer unmap()
+	for _, p := range s.Mirrors {
+		mine, unmap, err := readPart(p)
+		if err != nil {
+			return r, err
+		}
+		one, err := comparePart(ctx, local, mine, progress)
+		unmap()
+		if r.add(one); err != nil {
+			return r, err
+		}
+	}
+	for _, name := range s.Pools {
+		one, err := Check(ctx, c, name, local, progress)
+		if r.add(one); err != nil {
+			return r, err
+		}
+	}
+	return r, nil
+}
+
+// readPart maps the memory of a local part for reading, whoever has it open.
+func readPart(p Part) (memory []byte, unmap func(), err error) {
+	f, h, err := readHeader(p)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close()
+	if h.State == partMaking {
+		return nil, nil, fmt.Errorf("%w: %s was not made whole", ErrUnfinished, p.Path)
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(p.Bytes), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", p.Path, err)
+	}
+	return mem[HeaderBytes:], func() { _ = unix.Munmap(mem) }, nil
+}
+
+// readHeader opens a local part for reading.
+func readHeader(p Part) (_ *os.File, h partHead, err error) {
+	f, err := os.Open(p.Path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, h, fmt.Errorf("%w: %s", ErrNoPart, p.Path)
+	}
+	if err != nil {
+		return nil, h, err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, h, err
+	}
+	if st.Mode().IsRegular() && st.Size() == 0 {
+		return f, partHead{State: partMaking}, nil
+	}
+	if !st.Mode().IsRegular() || uint64(st.Size()) != p.Bytes {
+		return nil, h, fmt.Errorf("%w: %s is no file of %d bytes", ErrMismatch, p.Path, p.Bytes)
+	}
+	page := make([]byte, HeaderBytes)
+	if _, err := io.ReadFull(f, page); err != nil {
+		return nil, h, fmt.Errorf("%s: %w", p.Path, err)
+	}
+	h, err = decodePartHead(page)
+	if errors.Is(err, errNoHead) {
+		h, err = partHead{State: partMaking}, nil
+	}
+	if err != nil {
+		return nil, h, fmt.Errorf("%s: %w", p.Path, err)
+	}
+	return f, h, nil
+}
+
+// PartInfo describes a local part.
+type PartInfo struct {
+	Path    string `json:"path"`
+	Bytes   uint64 `json:"bytes"`             // of the memory
+	State   string `json:"state"`             // Making, Ready; missing or damaged
+	Dirty   bool   `json:"dirty"`             // it is open, or was not closed in order
+	Durable bool   `json:"durable"`           // it survives a loss of power
+	Problem string `json:"problem,omitempty"` // why the rest is not known, or why it is not durable
+}
+
+// States of a local part beside Making and Ready.
+const (
+	Missing = "missing"
+	Damaged = "damaged"
+)
+
+// Info describes the local parts of a set, the program's memory first.
+func (s *Set) Info() (all []PartInfo) {
+	for _, p := range s.parts() {
+		i := PartInfo{Path: p.Path, Bytes: p.Bytes - HeaderBytes, State: Ready}
+		f, h, err := readHeader(p)
+		switch {
+		case errors.Is(err, ErrNoPart):
+			i.State = Missing
+		case err != nil:
+			i.State, i.Problem = Damaged, err.Error()
+		case h.State == partMaking:
+			i.State = Making
+		}
+		if err == nil {
+			i.Dirty = h.State != partClosed
+			fs, err := host.FileSystemOf(p.Path)
+			if i.Durable = err == nil && fs.Volatile == nil; !i.Durable {
+				i.Problem = errors.Join(err, fs.Volatile).Error()
+			}
+			f.Close()
+		}
+		all = append(all, i)
+	}
+	return all
+}
+
+// Remove removes the pools of a set and its local parts, which nobody has open. A Remove that failed can be made again. Without the local part nothing is removed.
+//
+// Errors: ErrNoPart, ErrNotPart, ErrMismatch, ErrOpen: nothing was removed.
+func (s *Set) Remove(ctx context.Context, c *client.Client) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	var held []*part
+	defer func() {
+		for _, p := range held {
+			_ = p.close()
+		}
+	}()
+	for _, named := range s.parts() {
+		p, err := holdPart(named)
+		if errors.Is(err, ErrNoPart) && len(held) > 0 {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if held = append(held, p); p.head.Set != held[0].head.Set && p.head.Magic != 0 {
+			return fmt.Errorf("%w: %s is of another set than %s", ErrMismatch, p.Path, held[0].Path)
+		}
+	}
+	var names []string
+	for _, name := range s.Pools {
+		i, err := Stat(ctx, c, name)
+		if errors.Is(err, client.ErrNoName) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if held[0].head.Magic == 0 {
+			continue // the header comes before the pools
+		}
+		if i.State == Ready && i.Attr.PoolsetUUID != held[0].head.Set {
+			return fmt.Errorf("%w: pool %q is of another set than %s", ErrMismatch, name, s.Part.Path)
+		}
+		names = append(names, name)
+	}
+	for _, name := range names {
+		if err := Remove(ctx, c, name); err != nil && !errors.Is(err, client.ErrNoName) {
+			return err
+		}
+	}
+	for i := len(held) - 1; i >= 0; i-- { // the program's memory last: by its header Remove can be made again
+		if err := os.Remove(held[i].Path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// holdPart locks a local part, whole or not.
+func holdPart(named Part) (*part, error) {
+	f, h, err := readHeader(named)
+	if err != nil {
+		return nil, err
+	}
+	p := &part{Part: named, file: f, head: h}
+	if err := p.lock(); err != nil {
+		return nil, errors.Join(err, p.close())
+	}
+	return p, nil
+}
