@@ -35,6 +35,7 @@ type Memory struct {
 	replicas []replica
 	queue    *queue // nil: Persist waits for the replicas
 
+	opened Report       // of the replicas that Open has brought up
 	mu     sync.RWMutex // held for writing by Sync and Close
 	closed bool
 }

@@ -82,7 +82,8 @@ func (m *Memory) begin(ctx context.Context, owner string, behind []replica, o Me
 		}
 	}
 	for _, r := range behind {
-		if _, err := resync(ctx, r, owner, o.Progress); err != nil {
+		rep, err := resync(ctx, r, owner, o.Progress)
+		if m.opened.add(rep); err != nil {
 			return err
 		}
 	}
@@ -124,12 +125,11 @@ func (s *Set) Open(ctx context.Context, c *client.Client, o MemoryOptions) (*Mem
 
 // Sync makes all replicas as the local part is, whoever has changed them since, and makes those that are missing, with the options. It returns the sum over all replicas.
 func (s *Set) Sync(ctx context.Context, c *client.Client, o Options, progress func(done uint64)) (r Report, err error) {
-	m, err := s.open(ctx, c, MemoryOptions{}, &o)
+	m, err := s.open(ctx, c, MemoryOptions{Progress: progress}, &o)
 	if err != nil {
 		return r, err
 	}
-	r, err = m.Sync(ctx, progress)
-	return r, errors.Join(err, m.Close(context.WithoutCancel(ctx)))
+	return m.opened, m.Close(context.WithoutCancel(ctx))
 }
 
 // open opens a set. missing, unless it is nil, are the options of replicas that are missing; the local part wins over all owners then.
@@ -167,8 +167,14 @@ func (s *Set) open(ctx context.Context, c *client.Client, o MemoryOptions, missi
 			}
 		}
 		// Invariant: a replica that is not Dirty and whose last owner is Token has had everything when that closed the set.
-		if was.State != partClosed || was.Next != (token{}) || !mine || r.Dirty() {
+		if was.State != partClosed || was.Next != (token{}) || !mine || r.Dirty() || missing != nil {
 			behind = append(behind, r)
+		}
+	}
+	if was.State != partClosed {
+		// A program that was killed may have stored what it did not flush. The next one acts on what it sees.
+		if err := p.flush(0, was.Bytes); err != nil {
+			return nil, fmt.Errorf("%s: %w", p.Path, err)
 		}
 	}
 	// Before a replica names it: if this process dies now, the next Open knows that the owner was this part.

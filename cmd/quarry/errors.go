@@ -75,15 +75,15 @@ func exitCode(err error) int {
 		return exitUsage
 	case is(client.ErrUnknown):
 		return exitUnknown
-	case is(client.ErrFreed, client.ErrNoName, client.ErrBadRef, client.ErrNoRegion, fsck.ErrNoRegion, btree.ErrNoKey, btree.ErrNoTree, job.ErrNoJob, job.ErrNoPlugin, client.ErrNoFunction):
+	case is(client.ErrFreed, client.ErrNoName, client.ErrBadRef, client.ErrNoRegion, fsck.ErrNoRegion, btree.ErrNoKey, btree.ErrNoTree, job.ErrNoJob, job.ErrNoPlugin, client.ErrNoFunction, pool.ErrNoPart):
 		return exitNotFound
-	case is(client.ErrConflict, client.ErrNameExists, client.ErrImmutable, btree.ErrKeyExists, btree.ErrNotEmpty, kv.ErrNamesChange, pool.ErrOpen, pool.ErrUnfinished):
+	case is(client.ErrConflict, client.ErrNameExists, client.ErrImmutable, btree.ErrKeyExists, btree.ErrNotEmpty, kv.ErrNamesChange, pool.ErrOpen, pool.ErrUnfinished, pool.ErrTorn):
 		return exitConflict
 	case is(client.ErrUnreachable, fsck.ErrUnreachable, fsck.ErrUnchecked, errNoController, rdma.ErrBroken, context.DeadlineExceeded):
 		return exitUnreachable
 	case is(client.ErrNoSpace, client.ErrTooLarge):
 		return exitNoSpace
-	case is(client.ErrArgument, btree.ErrBadKey, kv.ErrNotTree, pool.ErrNotPool, pool.ErrMismatch, fsck.ErrNoSlabs, client.ErrKey, client.ErrNotEncrypted):
+	case is(client.ErrArgument, btree.ErrBadKey, kv.ErrNotTree, pool.ErrNotPool, pool.ErrNotPart, pool.ErrMismatch, fsck.ErrNoSlabs, client.ErrKey, client.ErrNotEncrypted):
 		return exitUsage
 	case is(client.ErrCorrupt, client.ErrNotAuthentic, btree.ErrCorrupt, btree.ErrFormat, errFindings):
 		return exitDamaged

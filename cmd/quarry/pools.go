@@ -24,6 +24,7 @@ type poolCmd struct {
 	Sync    poolSyncCmd    `cmd:"" help:"Copy into a pool what differs from a file."`
 	Restore poolRestoreCmd `cmd:"" help:"Write what a pool holds into a file."`
 	Remove  poolRemoveCmd  `cmd:"" name:"rm" help:"Remove a pool with what it holds."`
+	Set     poolSetCmd     `cmd:"" help:"Pools with a local part, as a poolset file names them."`
 }
 
 // Help is shown below the flags.
@@ -117,8 +118,8 @@ func (a *app) printReport(r pool.Report, done string) error {
 	})
 }
 
-type poolCreateCmd struct {
-	poolFlags
+// poolMakeFlags describe a new pool.
+type poolMakeFlags struct {
 	Replicas  int      `short:"r" placeholder:"N" help:"Replicas, each in another failure domain: 1 to 3; default is the cluster's."`
 	Durable   bool     `help:"Survive a power failure of all nodes: only on nodes with persistent memory or disks."`
 	Region    sizeFlag `placeholder:"SIZE" help:"Bytes of each region: whole MiB up to 2GiB. Default: 2GiB, or the size of the file if that is less."`
@@ -126,10 +127,23 @@ type poolCreateCmd struct {
 	Major     uint32   `name:"format" placeholder:"N" help:"Version of the pool's format, as programs compare it."`
 }
 
-func (p *poolCreateCmd) Run(ctx context.Context, a *app) error {
+func (p poolMakeFlags) options() (pool.Options, error) {
 	o := pool.Options{Replicas: p.Replicas, Durable: p.Durable, RegionBytes: uint64(p.Region)}
 	if o.Attr.Major = p.Major; copy(o.Attr.Signature[:], p.Signature) < len(p.Signature) {
-		return usagef("--signature %q: at most %d bytes", p.Signature, len(o.Attr.Signature))
+		return o, usagef("--signature %q: at most %d bytes", p.Signature, len(o.Attr.Signature))
+	}
+	return o, nil
+}
+
+type poolCreateCmd struct {
+	poolFlags
+	poolMakeFlags
+}
+
+func (p *poolCreateCmd) Run(ctx context.Context, a *app) error {
+	o, err := p.options()
+	if err != nil {
+		return err
 	}
 	return p.withFile(ctx, a, nil, func(ctx context.Context, c *client.Client, local []byte) error {
 		made, err := pool.Create(ctx, c, p.Name, local, o)
