@@ -33,6 +33,7 @@ var outputs = map[string]string{
 	"12-watch":        "closed\nopen\nfreed: true\n",
 	"13-kv-watch":     "lamp is off\nwatching\nlamp is on\nlamp is gone\n",
 	"17-pool":         "0: opened\n1: deposit 20\n2: withdraw 5\n",
+	"18-pool-set":     "0: opened\n1: deposit 20\n2: withdraw 5\nthe pool has all of it: true\n",
 	"16-flight":       "{\"batch\":1,\"puts\":2000,\"total\":2000}\n2000 rows, 20000 bytes of values\n",
 }
 
@@ -60,6 +61,8 @@ until test -S $QUARRY_PAGER_SOCKET; do sleep 0.1; done
 15-memory
 kill $pid; wait $pid || test $? = 130; rm -r $dir`,
 	"17-pool": `cd $(mktemp -d); 17-pool; rm -r "$PWD"`,
+	"18-pool-set": `cd $(mktemp -d); printf 'PMEMPOOLSET\n1MiB %s/log\nREPLICA quarry: example-set\n' "$PWD" > log.set
+18-pool-set log.set; rm -r "$PWD"`,
 	"16-flight": `quarry kv create -t prices >&2
 ready=$(mktemp)
 quarry gateway flight --spread --listen 127.0.0.1:0 --json > $ready & pid=$!

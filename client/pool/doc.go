@@ -30,4 +30,14 @@
 // A pool that was not closed is Dirty when it is opened: it may lack changes, and its replicas may differ where a Persist was running. Sync makes the
 // pool as the local memory is, and Restore makes the local memory as the pool is. Both compare hashes of all replicas, move what differs, and leave all
 // replicas alike.
+//
+// # Sets
+//
+// A Set, read from a poolset file, names a file that is the program's memory, its local part, and what that is replicated to: pools and mirrors. Open maps the
+// file and gives a Memory. Its Persist flushes the local part first, so that the local part has everything that a replica has; with a queue the replicas
+// get copies in the order of the calls.
+//
+// The header of the local part, that of each mirror and the name's entry of each pool have the token of the last owner. A local part whose token a replica has is
+// the newest, and may overwrite it. Each Open makes another token, and writes it first into the local part's header as the next one, then into the replicas, then
+// as the present one: at each moment the local part knows the token of its replicas.
 package pool
