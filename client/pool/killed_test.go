@@ -28,6 +28,7 @@ const (
 	setBytes = mib + pool.HeaderBytes
 	words    = mib / 8
 	smallest = pool.MinQueue // of queues: it fills up
+	restores = 1<<64 - 1     // in place of a number: the program calls Restore
 )
 
 // rangeOf is the range that is persisted as number i, in words. Each word is i then.
@@ -76,6 +77,12 @@ func ownSet(url string) error {
 		return err
 	}
 	var m *pool.Memory
+	if next == restores {
+		if _, err := s.Restore(ctx, c, "", nil); err != nil {
+			return err
+		}
+		select {}
+	}
 	if next == 0 {
 		m, err = s.Create(ctx, c, options(false), pool.MemoryOptions{Queue: queue})
 		next = 1
@@ -325,4 +332,42 @@ func TestKilledInCreate(t *testing.T) {
 		}, patience, time.Millisecond)
 		require.NoError(t, m.Close(ctx))
 	}
+}
+
+// TestKilledInRestore: a Restore that is killed leaves no local part, or a whole one, and can be made again.
+func TestKilledInRestore(t *testing.T) {
+	ctx := t.Context()
+	c := testcluster.New(t, testcluster.Options{Nodes: 2})
+	cl := c.Connect(client.Config{})
+	s := newSet(t, "ledger", 0)
+	m, err := s.Create(ctx, cl, options(false), pool.MemoryOptions{})
+	require.NoError(t, err)
+	persistNumber(m.Bytes(), 1)
+	require.NoError(t, m.Persist(0, mib))
+	require.NoError(t, m.Close(ctx))
+	isThere := func(path string) bool { _, err := os.Stat(path); return err == nil }
+	for _, until := range []func() bool{
+		atOnce,
+		func() bool { return isThere(s.Part.Path) || isThere(s.Part.Path+pool.Restoring) },
+		func() bool { return isThere(s.Part.Path) || stat(t, cl).Owner != 0 },
+		func() bool { return isThere(s.Part.Path) },
+	} {
+		require.NoError(t, os.Remove(s.Part.Path))
+		killOwner(t, c, s.Path, 0, restores, 0, until)
+		if !isThere(s.Part.Path) {
+			require.NoError(t, whenFenced(t, func() error { _, err := s.Restore(ctx, cl, "", nil); return err }))
+			require.NoFileExists(t, s.Part.Path+pool.Restoring)
+		}
+		require.NoError(t, whenFenced(t, func() (err error) { m, err = s.Open(ctx, cl, pool.MemoryOptions{}); return err }))
+		matches(t, m.Bytes(), 1)
+		require.NoError(t, m.Close(ctx))
+	}
+
+	// What is not Restore's is not removed.
+	foreign := s.Part.Path + pool.Restoring
+	require.NoError(t, os.WriteFile(foreign, []byte("of somebody else"), 0o600))
+	require.NoError(t, os.Remove(s.Part.Path))
+	_, err = s.Restore(ctx, cl, "", nil)
+	require.ErrorIs(t, err, pool.ErrMismatch)
+	require.FileExists(t, foreign)
 }

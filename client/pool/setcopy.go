@@ -33,8 +33,8 @@ func (s *Set) Restore(ctx context.Context, c *client.Client, from string, progre
 		if err != nil {
 			return r, err
 		}
-	} else if errors.Is(err, ErrOpen) {
-		return r, err
+	} else if !errors.Is(err, ErrNoPart) && !errors.Is(err, ErrUnfinished) {
+		return r, fmt.Errorf("what Restore would make the part under is there: %w", err)
 	}
 	m := &Memory{}
 	if m.part, err = remakePart(want, partHead{State: partMaking}); err != nil {
