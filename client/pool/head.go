@@ -21,7 +21,7 @@ type partState uint64
 const (
 	partMaking partState = iota + 1 // Create has not returned: what it holds does not count
 	partOpen                        // it holds what was persisted; replicas may lack some of it
-	partClosed                      // every replica was alike when it was closed
+	partClosed                      // every replica had what was persisted when it was closed
 	partTorn                        // of a mirror: a Sync of it has not returned
 )
 

@@ -165,7 +165,8 @@ func (m *Memory) Sync(ctx context.Context, progress func(done uint64)) (Report, 
 	return all, nil
 }
 
-// Close ends the mapping when the calls that are running have ended and the queue is empty, and gives the replicas up. It does not persist what was not persisted. After an error the
+// Close ends the mapping when the calls that are running have ended and the queue is empty, and gives the replicas up. What was stored and not persisted is in the local part
+// alone, and the next Open does not look for it. After an error the
 // memory is closed, replicas may be Dirty, which the next Open mends, and the Client's session may have pools until it ends; Close can be called again.
 func (m *Memory) Close(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
