@@ -133,7 +133,7 @@ func killOwner(t *testing.T, c *testcluster.Cluster, set string, queue int, next
 }
 
 // newSet writes a poolset file with a pool, and mirrors. Its folder is in memory if there is one: here processes are killed, and not the machine.
-func newSet(t *testing.T, name string, mirrors int) *pool.Set {
+func newSet(t testing.TB, name string, mirrors int) *pool.Set {
 	dir, err := os.MkdirTemp("/dev/shm", "quarry-pool-")
 	if err != nil {
 		dir = t.TempDir()
