@@ -29,6 +29,9 @@ func newSlow(t *testing.T, limit int) (*slow, *queue) {
 	s := &slow{memory: make([]byte, 4*limit), step: make(chan error)}
 	q := newQueue(limit, s.put, func() { s.behind++ })
 	t.Cleanup(func() {
+		if t.Failed() {
+			close(s.step) // ends a put that is left
+		}
 		q.drop()
 		q.end()
 	})
@@ -58,7 +61,8 @@ func TestQueueIsBounded(t *testing.T) {
 			// At least all but what has been put is in the queue.
 			require.LessOrEqual(t, (added-put)*size, limit)
 			if put == 0 {
-				require.Greater(t, added*size, limit*3/4, "the room is used")
+				// run took the first batch when it had one range or more, up to half of the limit.
+				require.Greater(t, added*size, limit/2-2*size, "the room is used")
 			}
 			require.True(t, bytes.Equal(s.memory[size*put:][:size], make([]byte, size)))
 			s.step <- nil
