@@ -117,7 +117,8 @@ func mustHeader(t *testing.T, w *slabtest.World, block uint32) proto.Header {
 func TestReclaimDiesAnywhere(t *testing.T) {
 	w := slabtest.New(t, 3)
 	generation := map[uint32]uint32{} // of blocks
-	for at := 1; ; at++ {
+	step := slabtest.Stride(t, 1, 4)
+	for at := 1; ; at += step {
 		session := uint32(3 * at)
 		p, dies, next := w.Lane(session), w.Lane(session+1), w.Lane(session+2)
 		ref, err := p.Alloc.Alloc([]byte("x"), want(3))

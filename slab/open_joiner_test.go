@@ -23,12 +23,13 @@ func joinerLane(w *slabtest.World, session uint32) *slabtest.Port {
 // A session dies behind each verb of a birth while a replica is rebuilt. The copier has passed the slab before, or has
 // READ it before and changes V of the joiner after the takeover. When it has passed every slab, the joiner has what the others have.
 func TestJoinerHasWhatTakersSettle(t *testing.T) {
+	step := slabtest.Stride(t, 1, 9)
 	for _, used := range []bool{false, true} {
 		for _, beside := range []bool{false, true} {
 			t.Run(fmt.Sprintf("used=%v,beside=%v", used, beside), func(t *testing.T) {
 				verbs := 0
 				for joinerMeetsDeadBirth(t, used, beside, verbs) {
-					verbs++
+					verbs += step
 				}
 				require.Greater(t, verbs, 6)
 			})

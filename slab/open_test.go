@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"testing"
 
@@ -128,6 +127,11 @@ func TestOpenUpdatesDoNotAllocate(t *testing.T) {
 // A reader at any replica answers by what all replicas have, in at most three rounds and without waiting for a writer.
 func TestReadsOfOpenWords(t *testing.T) {
 	const n = 3
+	w := slabtest.New(t, n)
+	var lanes [n]*slabtest.Port
+	for from := range n {
+		lanes[from] = openLane(w, uint32(1+from), from)
+	}
 	for _, c := range []struct {
 		name string
 		v    [n]int // above the committed version of before; negative: open
@@ -146,8 +150,7 @@ func TestReadsOfOpenWords(t *testing.T) {
 	} {
 		for from := range n {
 			t.Run(fmt.Sprintf("%s,at %d", c.name, from), func(t *testing.T) {
-				w := slabtest.New(t, n)
-				p := openLane(w, 1, from)
+				p := lanes[from]
 				ref, err := p.Alloc.Alloc([]byte("value 0"), alloc.Want{Replicas: n})
 				require.NoError(t, err)
 				p.Lane.Rest()
@@ -290,11 +293,7 @@ func diesBehind(p *slabtest.Port, verbs int, backwards bool, f func()) (died boo
 // A writer dies behind each verb of an update, a free and a birth, and then its taker behind each of some. Readers at every replica see
 // one value, before and after the takeover, and never the older one again.
 func TestOpenWriterDiesAtEachVerb(t *testing.T) {
-	step := 1
-	if testing.Short() || os.Getenv("RXE_DEVICE") != "" {
-		t.Log("-short: behind each third verb; so too on an RDMA device")
-		step = 3
-	}
+	step := slabtest.Stride(t, 3, 6)
 	for _, replicas := range []int{2, 3} {
 		for _, backwards := range []bool{false, true} {
 			verbs := 0

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -73,11 +72,7 @@ func TestDeadWritersVersionIsTaken(t *testing.T) {
 // A taker dies behind each verb of its rounds, and another one takes over. Readers see the committed value at any moment,
 // and each takeover uses up a version.
 func TestTakerDiesAtEachVerb(t *testing.T) {
-	step := 1
-	if testing.Short() || os.Getenv("RXE_DEVICE") != "" {
-		t.Log("-short: behind each seventh verb; so too on an RDMA device, where a world takes half a second and the host has little memory")
-		step = 7
-	}
+	step := slabtest.Stride(t, 7, 36)
 	for _, way := range stagedWays {
 		for _, replicas := range []int{1, 2} {
 			verbs := 0

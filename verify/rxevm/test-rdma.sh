@@ -123,6 +123,8 @@ fabric() {
 	removal
 }
 above() {
+	# Tests of many cases that are alike, such as deaths behind each verb, try few of them here and all of them
+	# over tcp: slabtest.Stride says why.
 	# Those that lose answers break thousands of connections, each of which costs a queue pair here.
 	part "the slab protocol" slab "$work/slab.test" -test.short -test.skip 'LostAnswers|LoseAnswers' -test.timeout 15m
 	# Tests of scrubs make dozens of regions at a time, one set for each order of two programs: more

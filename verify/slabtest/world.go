@@ -108,6 +108,22 @@ func NewFlushed(t testing.TB, r int, m rdma.FlushMethod) *World {
 	return w
 }
 
+// Stride is the distance between two of the cases that a test tries of many that are alike, such as the death of a session behind
+// each verb: 1 over tcp, short with -short, device on an RDMA device. Over tcp the tests of this repository try all of them. Which case it is
+// does not depend on the provider: a lane that dies posts a chain that is cut before. And a connection takes a tenth of a second where the
+// processor of a machine with a device is emulated.
+func Stride(t testing.TB, short, device int) int {
+	switch {
+	case HasDevice():
+		t.Logf("on an RDMA device: one of %d cases", device)
+		return device
+	case testing.Short() && short > 1:
+		t.Logf("-short: one of %d cases", short)
+		return short
+	}
+	return 1
+}
+
 // Posted is how many parts of chains have been posted, and what was done to make WRITEs durable. Preconditions: HasDevice.
 func (w *World) Posted() verbs.Stats { return w.dialer.(*verbs.Dialer).Stats() }
 
@@ -120,6 +136,18 @@ func empty(t testing.TB, d rdma.Dialer) *World {
 	return &World{T: t, dialer: d, uuid: [16]byte{1}, fenced: map[uint32]bool{}, Geometry: g}
 }
 
+// windows is what the first server of this process has found out about the device's windows. Each server that finds it out again takes a fifth of a
+// second for it where the processor is emulated.
+var windows atomic.Int32
+
+// found is what a server has chosen.
+func found(s *verbs.Server) verbs.Windows {
+	if s.Caps().Enforced == "bounds and queue pair" {
+		return verbs.WindowsOn
+	}
+	return verbs.WindowsOff
+}
+
 // onVerbs makes the world of New on an RDMA device.
 func onVerbs(t testing.TB, r int, c verbs.Config, memory func(name string, bytes uint64) (*host.Memory, *pmem.Ledger, error)) *World {
 	d, err := verbs.NewDialer(verbs.Config{})
@@ -127,8 +155,14 @@ func onVerbs(t testing.TB, r int, c verbs.Config, memory func(name string, bytes
 	t.Cleanup(func() { require.NoError(t, d.Close()) })
 	w := empty(t, d)
 	for i := range r {
+		if c.Windows == verbs.WindowsAuto {
+			c.Windows = verbs.Windows(windows.Load())
+		}
 		s, err := verbs.NewServer([16]byte{9}, keyring.NewRing(key.Public()), uint32(i+1), 1, host.Limits{}, c, nil)
 		require.NoError(t, err)
+		if c.Windows == verbs.WindowsAuto {
+			windows.Store(int32(found(s)))
+		}
 		m, ledger, err := memory("test", proto.MinRegionBytes)
 		require.NoError(t, err)
 		require.NoError(t, s.OpenRegion(t.Context(), 1, 1, m))
