@@ -2,11 +2,18 @@ package sim
 
 import (
 	"os"
+	"runtime/debug"
 	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
+
+// TestMain has the collector run less often: schedules leave little garbage in little memory.
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(400)
+	os.Exit(m.Run())
+}
 
 // schedules is how many each test runs; SIM_SCHEDULES makes it another number.
 func schedules(t *testing.T, n int) int {
