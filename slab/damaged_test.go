@@ -90,3 +90,44 @@ func TestNothingIsPostedBehindTheEndOfTheSession(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "old", string(got))
 }
+
+// The answer of each round of a repair of a write-once object is lost. As soon as the slab is released another session frees the object and
+// gives birth to another one there: the repair, which goes on, does not write into it.
+func TestRepairWritesNothingBehindItsRelease(t *testing.T) {
+	released := 0
+	for lost, rounds := 1, 1; lost <= rounds; lost++ {
+		w := slabtest.New(t, 2)
+		p, o := w.Lane(1), w.Lane(2)
+		ref, err := p.Alloc.Alloc([]byte("old"), alloc.Want{Replicas: 2, Kind: proto.Single})
+		require.NoError(t, err)
+		s := pairSlab(w, ref)
+		memory := w.Nodes[0].Memory.Bytes()
+		memory[s.ImageOff(1)+proto.ImageHeaderBytes] ^= 4
+		var other proto.Ref
+		first := o.Rounds()
+		o.AfterDo = func(round int, r *rdma.Round) {
+			if round-first != lost || r.At(0).Err != nil {
+				return
+			}
+			r.At(0).Err = rdma.ErrBroken
+			if held, _ := s.Words(memory[s.Off:]); held == 0 && round-first > 2 {
+				released++
+				c, _, _, err := p.Lane.Free(ref, true)
+				require.NoError(t, err)
+				other, err = p.Lane.Birth(c, []byte("new"), 0)
+				require.NoError(t, err)
+			}
+		}
+		require.NoError(t, o.Lane.Repair(ref))
+		rounds = max(rounds, o.Rounds()-first)
+		want := "old"
+		if other != (proto.Ref{}) {
+			ref, want = other, "new"
+		}
+		h, payload, whole := proto.DecodeImage(s.Image(memory[s.Off:][:s.Class.Bytes()], 0), proto.Seed(p.View().Seed, s.Off, ref.Incarnation.Generation()))
+		require.True(t, whole)
+		require.Equal(t, want, string(payload))
+		require.Equal(t, ref.Incarnation.Born(), h.Born)
+	}
+	require.NotZero(t, released)
+}

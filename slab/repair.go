@@ -122,16 +122,14 @@ func (l *Lane) imageElsewhere(a *attempt) ([]byte, error) {
 
 // rewrite puts the bytes of an image back at the primary, and releases the slab.
 // The image that was read is whole, checksum included: readers see the same object as before,
-// undamaged.
+// undamaged. R is released in a round of its own: a chain with the WRITE and the CAS of R must not be repeated, because the slab may
+// be another's once R is released.
 func (l *Lane) rewrite(a *attempt, img []byte) error {
-	return l.repeatHeld(a, func() {
-		c := l.round.Chain(a.reg.P())
-		writeImage(c, &a.object, a.v, img)
-		dropR(c, a)
-		if a.reg.Durable {
-			fence(c) // behind the FLUSH; a WRITE needs none
-		}
-	})
+	err := l.repeatHeld(a, func() { writeImage(l.round.Chain(a.reg.P()), &a.object, a.v, img) })
+	if err != nil {
+		return err
+	}
+	return l.release(a)
 }
 
 // elsewhere finds an object's image for a session that may not repair: the image of the version
