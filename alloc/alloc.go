@@ -268,6 +268,18 @@ func (a *Allocator) FreeVersion(ref proto.Ref, version uint64) (last []byte, inf
 	})
 }
 
+// FreeBad gives up the object of a slab that is marked BAD; mark is the reference of the mark. The slab is not kept as a claim: its
+// memory may be what damaged the object.
+//
+// Errors: those of slab.Lane.FreeBad.
+func (a *Allocator) FreeBad(mark proto.Ref) error {
+	_, _, err := a.free(mark, func(mark proto.Ref, _ bool) (slab.Claim, []byte, slab.Info, error) {
+		c, err := a.lane.FreeBad(mark)
+		return c, nil, slab.Info{}, err
+	})
+	return err
+}
+
 // free is Free by a function that frees the slab and keeps it, or not. To keep it, the block must
 // be ACTIVE, because claims in a DRAINING block would stop its reclaim. A slab of the shadow block, where a program of an
 // earlier version has put an object, is not kept.

@@ -40,8 +40,8 @@ const (
 	StateFree State = 0
 	// StateLive: the object's value is the image of the version.
 	StateLive State = 1
-	// StateBad: no in-sync replica had a whole image when a reconcile looked. Reads fail with
-	// ErrCorrupt for ever.
+	// StateBad: the object is lost, because no replica in sync had a whole image when a session looked under the
+	// reservation, or a reconcile. Reads fail with ErrCorrupt until the object is restored. The version names no image.
 	StateBad State = 2
 )
 

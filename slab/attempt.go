@@ -16,6 +16,8 @@ type attempt struct {
 	object
 	// anyKind allows the operation at a write-once slab: Free and repairs set it.
 	anyKind bool
+	// marked is the version of the mark that the operation takes away; 0: it changes no slab that is BAD.
+	marked uint64
 	// index is the object's place in the caller's list.
 	index int
 

@@ -13,8 +13,8 @@
 //	    sequence number that makes the value unique within the session. The id of a session that is over
 //	    rests, until no word and no program can name it, before another session has it. Only R of the primary counts.
 //	V   8 bytes: state and version. LIVE@n: the object's value is the image of version n.
-//	    FREE@n: there is no object. BAD@n: Reconcile has found no whole image at any replica, and n was the
-//	    highest version; readers get ErrCorrupt, and nobody allocates the slab. On each replica.
+//	    FREE@n: there is no object. BAD@n: no replica had a whole image of the object. Readers get ErrCorrupt, and
+//	    nobody allocates the slab until the mark is taken away (bad.go). On each replica.
 //	2   places for images: payload, header (version, writer, born, length) and checksum.
 //	    Version n is in place n mod 2, so the place that V does not name can be written
 //	    while readers use the other one. A write-once slab (SINGLE) has one place.
@@ -132,6 +132,7 @@
 //	verbs.go                                 the chains of verbs, built in one place
 //	takeover.go scrub.go orphan.go           what dead sessions leave
 //	repair.go repairall.go                   damaged images
+//	bad.go                                   objects that are lost
 //	reconcile.go                             failover
 //	copier.go copymany.go                    rebuilding a replica
 package slab

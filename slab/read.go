@@ -101,6 +101,8 @@ func (l *Lane) viewAgain(k *reading, ref proto.Ref, err error) ([]byte, Info, er
 			switch {
 			case found:
 				return payload, info, nil
+			case errors.Is(err, ErrBad):
+				return nil, Info{}, err
 			case errors.Is(err, ErrCorrupt):
 				repairs = maxRepairs // one more look
 			case err != nil:
@@ -115,12 +117,15 @@ func (l *Lane) viewAgain(k *reading, ref proto.Ref, err error) ([]byte, Info, er
 
 // viewDamaged deals with a slab whose image stayed wrong while V did not change. It looks first
 // whether the block has been reclaimed. Then it has the object repaired, or, in a session that
-// may only read, takes the image from a backup: found. nil and not found: View looks again.
+// may only read, takes the image from a backup: found. nil and not found: View looks again. ErrBad: the slab is marked.
 func (l *Lane) viewDamaged(k *reading) (payload []byte, info Info, found bool, err error) {
 	block, _ := k.reg.Geometry.BlockOf(k.slab.Off)
 	k.reg.Headers.Store(block, 0)
 	if _, err := l.locate(k.reg, k.ref); err != nil && !errors.Is(err, errAgain) {
 		return nil, Info{}, false, err
+	}
+	if k.isBad() {
+		return nil, Info{}, false, l.answer(fmt.Errorf("%w: %v", ErrBad, k.ref)) // B2
 	}
 	if !k.reg.ReadOnly {
 		return nil, Info{}, false, l.Repair(k.ref)

@@ -452,7 +452,7 @@ func (l *Lane) fixReplica(s *slabCopies, k int, best proto.V, from int, st *Reco
 // new primary (O4): an image of it may stand at a replica whose V will have that version again. Versions in V alone need
 // none: every V is set to best, and READs of the epoch before have ended.
 func (l *Lane) burnFor(s *slabCopies, best proto.V) {
-	if !s.reg.OpenWords || s.slab.Kind != proto.Pair || best.State() != proto.StateLive {
+	if !s.reg.OpenWords || s.slab.Kind != proto.Pair || best.State() == proto.StateFree {
 		return
 	}
 	other := s.slab.Image(s.bytes[0], best.Version()+1)

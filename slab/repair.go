@@ -15,8 +15,8 @@ import (
 // An object that is whole is left as it is. Readers see the same value before and after.
 //
 // nil: the primary has a whole image, or the object is freed. ErrFreed: the damaged image
-// belonged to another object. ErrCorrupt: no replica has a whole image. ErrBusy, ErrVersions: not
-// done.
+// belonged to another object. ErrCorrupt: no replica has a whole image. ErrBad: it is lost, and marked. ErrBusy,
+// ErrVersions: not done.
 func (l *Lane) Repair(ref proto.Ref) error {
 	return l.repeatRepair(ref, l.repairOnce)
 }
@@ -58,6 +58,9 @@ func (l *Lane) repairOnce(ref proto.Ref) error {
 	}
 	if a.state == imageLive || a.state == imageFreed {
 		return l.release(&a)
+	}
+	if a.isBad() {
+		return l.releaseFor(&a, l.answer(fmt.Errorf("%w: %v", ErrBad, a.ref))) // B2
 	}
 	if !a.v.Valid() {
 		// A commit would find another V at the backups. Reconcile goes by theirs.

@@ -86,27 +86,34 @@ func (l *Lane) releaseRepaired(a *attempt) error {
 // address: a slab without an object has no reference. ErrCorrupt: that V is damaged, and no backup has been
 // changed; a failover to one of them, or its Reconcile, repairs it.
 func (l *Lane) RepairFree(addr proto.Addr) error {
-	reg, err := l.port.Region(addr.Region())
-	if err != nil {
-		return err
-	}
-	block, ok := reg.Geometry.BlockOf(uint64(addr.Off()))
-	if !ok {
-		return fmt.Errorf("%w: %v", ErrBadRef, addr)
-	}
-	h, err := l.openBlock(reg, block)
+	reg, s, h, err := l.slabAt(addr)
 	if err != nil || h == 0 {
 		return err
 	}
-	i, ok := reg.Geometry.SlabIndex(uint64(addr.Off()), h.Class())
-	if !ok {
-		return fmt.Errorf("%w: %v is not on a boundary of its %d-byte slabs", ErrBadRef, addr, h.Class().Bytes())
-	}
-	v, taken, err := l.settleSlab(reg, reg.Geometry.Slab(block, i, h), h.Generation(), 0)
+	v, taken, err := l.settleSlab(reg, s, h.Generation(), 0)
 	if err == nil && taken && !v.Valid() {
 		return fmt.Errorf("%w: V of %v is %#x at the primary", ErrCorrupt, addr, uint64(v))
 	}
 	return err
+}
+
+// slabAt finds the slab at an address, by the header of its block as it is now; h is 0 if the block is not open.
+func (l *Lane) slabAt(addr proto.Addr) (reg *Region, s proto.Slab, h proto.Header, err error) {
+	if reg, err = l.port.Region(addr.Region()); err != nil {
+		return nil, s, 0, err
+	}
+	block, ok := reg.Geometry.BlockOf(uint64(addr.Off()))
+	if !ok || reg.Raw {
+		return nil, s, 0, fmt.Errorf("%w: %v", ErrBadRef, addr)
+	}
+	if h, err = l.openBlock(reg, block); err != nil || h == 0 {
+		return nil, s, 0, err
+	}
+	i, ok := reg.Geometry.SlabIndex(uint64(addr.Off()), h.Class())
+	if !ok {
+		return nil, s, 0, fmt.Errorf("%w: %v is not on a boundary of its %d-byte slabs", ErrBadRef, addr, h.Class().Bytes())
+	}
+	return reg, reg.Geometry.Slab(block, i, h), h, nil
 }
 
 // openBlock is the header of a block that is open, 0 if it is not.

@@ -16,8 +16,8 @@ const maxHeld = 100_000
 // takes the slab over if its fence is certified.
 //
 // nil: the attempt holds R, a.seen is the slab, a.v is V of every in-sync replica, and the active
-// image is whole and of the reference's incarnation: a.header, a.payload. Any error: the attempt
-// holds nothing, or the session has ended.
+// image is whole and of the reference's incarnation: a.header, a.payload. If the operation takes a mark away, a.v is
+// that mark, and there is no image. Any error: the attempt holds nothing, or the session has ended.
 func (l *Lane) reserve(a *attempt, ref proto.Ref) error {
 	if err := l.reserveOnce(a, ref); err != nil {
 		return l.reserveAgain(a, ref, err)
@@ -136,15 +136,16 @@ func (l *Lane) reserveRound(as ...*attempt) {
 // judge looks at a slab that was READ under the attempt's own reservation. V cannot change any
 // more, so a wrong checksum is damage and not a torn READ.
 //
-// nil: the slab is held, its image is live, and a.sight is set. Otherwise the slab is released:
-// ErrFreed, errDamaged, or ErrLease if the lease is over. An error of releasing has ended the
+// nil: the slab is held, its image is live, or V is the mark that the operation takes away, and a.sight is set. Otherwise the slab is
+// released: ErrFreed, ErrBad, errDamaged, or ErrLease if the lease is over. An error of releasing has ended the
 // session.
 func (l *Lane) judge(a *attempt) error {
 	err := l.look(a)
 	if err != nil {
 		return err
 	}
-	if a.state == imageLive {
+	good := a.state == imageLive && a.marked == 0 || a.isBad() && a.v.Version() == a.marked
+	if good {
 		if err = l.answer(nil); err == nil {
 			return nil
 		}
@@ -152,11 +153,13 @@ func (l *Lane) judge(a *attempt) error {
 	if rerr := l.release(a); rerr != nil {
 		return rerr
 	}
-	switch a.state {
-	case imageLive:
+	switch {
+	case good:
 		return err
-	case imageFreed:
+	case a.state == imageFreed || a.marked != 0:
 		return l.answer(ErrFreed)
+	case a.isBad():
+		return l.answer(fmt.Errorf("%w: %v", ErrBad, a.ref))
 	}
 	return errDamaged
 }

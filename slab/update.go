@@ -198,17 +198,27 @@ func (l *Lane) FreeVersion(ref proto.Ref, version uint64, keep bool) (c Claim, l
 
 // free is Free, and FreeVersion unless version is 0: versions start at 1.
 func (l *Lane) free(ref proto.Ref, version uint64, keep bool) (c Claim, last []byte, info Info, err error) {
+	return l.freeAttempt(ref, attempt{anyKind: true}, version, keep)
+}
+
+// nextTombstone is the version of a Free of the slab that the attempt holds, or of a mark.
+func nextTombstone(a *attempt) uint64 {
+	if a.slab.Kind == proto.Staged || a.slab.Kind == proto.Pair && a.opens() {
+		return nextVersion(a) // no birth looks at L, and readers of any replica at other headers
+	}
+	return a.v.Version() + 1
+}
+
+// freeAttempt is free, by attempts that begin as a copy of try.
+func (l *Lane) freeAttempt(ref proto.Ref, try attempt, version uint64, keep bool) (c Claim, last []byte, info Info, err error) {
 	for tries := 1; ; tries++ {
-		a := attempt{anyKind: true}
+		a := try
 		err := l.reserve(&a, ref)
 		if err != nil {
 			return Claim{}, nil, Info{}, err
 		}
 		now := a.v.Version()
-		next := now + 1
-		if a.slab.Kind == proto.Staged || a.slab.Kind == proto.Pair && a.opens() {
-			next = nextVersion(&a) // no birth looks at L, and readers of any replica at other headers
-		}
+		next := nextTombstone(&a)
 		switch {
 		case version != 0 && now != version:
 			err = fmt.Errorf("%w: %v is at %d, not %d", ErrConflict, ref, now, version)

@@ -56,7 +56,7 @@ var openMutants = []mutant{
 	},
 	{
 		name: "free of open words takes the next number", what: "gives a tombstone the number behind V, whatever a dead session has used",
-		edits: []edit{{"slab.(*Lane).free", `a.slab.Kind == proto.Pair && a.opens()`, `false`}},
+		edits: []edit{{"slab.nextTombstone", `a.slab.Kind == proto.Pair && a.opens()`, `false`}},
 		runs:  []run{tests("slab", "^TestOpenVersionIsUsedUp$")},
 	},
 

@@ -280,13 +280,16 @@ func (k *checker) moved(m *fabric.Memory, place int, session uint32, s proto.Sla
 	p := w.mem(t.node[0])
 	addr := proto.MakeAddr(regionID, uint32(s.Off))
 	holder := proto.R(p.Word(s.ROff()))
-	copying := t.rebuilding[place] && (new.State() == proto.StateFree || new.State() == proto.StateBad && w.excused(s.Off))
+	copying := t.rebuilding[place] && (new.State() == proto.StateFree || new.State() == proto.StateBad && (w.excused(s.Off) || w.opt.Bad))
 	if holder.Session() != session && !copying {
 		w.fail("V changed by a session that does not hold R", fmt.Sprintf("%v at node %d: session %d changed %v to %v, holder %v", addr, m.Node.ID, session, old, new, holder))
 		return
 	}
+	if new.State() == proto.StateBad && !copying && new.Version() > old.Version() {
+		k.marked(m, s, seed, old, new)
+	}
 	if place != 0 {
-		if new.State() == proto.StateLive && !t.rebuilding[place] && !w.rots(t.node[place]) && !w.excused(s.Off) && !k.whole(m, s, seed, new) {
+		if new.State() == proto.StateLive && !t.rebuilding[place] && !w.rots(t.node[place]) && !w.excused(s.Off) && !w.isHurt(s.Off, new.Version()) && !k.whole(m, s, seed, new) {
 			w.fail("V of a backup names no whole image", fmt.Sprintf("%v at node %d: session %d, %v", addr, m.Node.ID, session, new))
 		}
 		return
@@ -303,7 +306,7 @@ func (k *checker) moved(m *fabric.Memory, place int, session uint32, s proto.Sla
 func (k *checker) committed(s proto.Slab, seed uint64, addr proto.Addr, new proto.V) {
 	w := k.w
 	t := &w.mirror.table
-	if w.opt.Batches && new.State() == proto.StateLive {
+	if (w.opt.Batches || w.opt.Bad) && new.State() == proto.StateLive {
 		k.whole(w.mem(t.node[0]), s, seed, new)
 		w.wroteBlindly(proto.Word(k.img, proto.ImageHeaderBytes), new.Version())
 	}
@@ -515,7 +518,7 @@ func (w *world) checkBlock(b uint32, h proto.Header) {
 				w.fail("replicas differ", fmt.Sprintf("%v: %v at the primary, %v at node %d", addr, v, o, m.Node.ID))
 				return
 			}
-			if w.excused(s.Off) {
+			if w.excused(s.Off) || w.isHurt(s.Off, v.Version()) || v.State() == proto.StateBad && w.anyHurt(s.Off) {
 				continue
 			}
 			if v.State() == proto.StateLive && !k.whole(m, s, seed, v) && (!w.rots(t.node[j]) || w.mended(s, seed, v) != nil) {
@@ -574,6 +577,8 @@ func (w *world) finalRead(r int) {
 			if h := proto.ParseImageHeader(img); h.Born == ref.Incarnation.Born() {
 				e.result, e.seen, e.out = okResult, v.Version(), proto.Word(img, proto.ImageHeaderBytes)
 			}
+		} else if v.State() != proto.StateFree && w.anyHurt(s.Off) {
+			return // lost, or damaged at the primary
 		}
 	}
 	w.hist = append(w.hist, e)

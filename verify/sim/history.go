@@ -98,6 +98,8 @@ func (w *world) done(c *client, e int, b []byte, seen, made uint64, err error) {
 		if errors.Is(err, errDeadline) && w.opt.Faults == 0 && w.opt.Script == nil && w.mach.directed == nil && w.d.sched == Walk && w.d.patience >= 6*w.d.lease {
 			w.fail("waited in vain", fmt.Sprintf("nothing fails, and client %d cannot %v %v: %v", c.id, h.kind, w.check.regs[h.reg].ref, err))
 		}
+	case errors.Is(err, slab.ErrCorrupt) && w.anyHurt(uint64(w.check.regs[h.reg].ref.Addr.Off())):
+		h.result = notDoneResult
 	case w.excused(uint64(w.check.regs[h.reg].ref.Addr.Off())):
 		h.result, h.ret = unknownResult, never
 	default:
@@ -153,7 +155,7 @@ func (w *world) linear() {
 		}
 	}
 	w.hist = slices.DeleteFunc(w.hist, func(e event) bool { return w.excused(uint64(w.check.regs[e.reg].ref.Addr.Off())) })
-	if w.rotten >= 0 {
+	if w.rotten >= 0 || w.d.partly {
 		return // a repair gives a value another version; porcupine checks values only
 	}
 	w.placeAll()

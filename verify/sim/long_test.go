@@ -31,6 +31,10 @@ var kinds = map[string]Options{
 	"opengrow":   {Faults: AllFaults &^ (Power | Rot), Open: true, Grow: true, Clients: 4, Ops: 32, MaxFaults: 6},
 	"opentree":   {Faults: AllFaults &^ (Power | Rot), Open: true, Tree: true, Clients: 4, Ops: 60, MaxFaults: 6},
 	"openrot":    {Faults: AllFaults &^ Power, Open: true, MaxFaults: 6},
+	"bad":        {Faults: AllFaults &^ (Power | Rot), Bad: true, Clients: 4, Ops: 40, MaxFaults: 6},
+	"badkept":    {Faults: AllFaults &^ Rot, Bad: true, Durable: true, Clients: 4, Ops: 40, MaxFaults: 8},
+	"badopen":    {Faults: AllFaults &^ (Power | Rot), Bad: true, Open: true, Clients: 4, Ops: 40, MaxFaults: 6},
+	"badgrow":    {Faults: AllFaults &^ (Power | Rot), Bad: true, Grow: true, Clients: 4, Ops: 40, MaxFaults: 6},
 	"hot":        {Faults: AllFaults &^ (Power | Rot), Clients: 4, Ops: 40, Slabs: 1, MaxFaults: 8},
 }
 

@@ -118,7 +118,7 @@ func (k *checker) movedOpen(m *fabric.Memory, place int, session uint32, s proto
 		}
 	})
 	holder := proto.R(w.mem(t.node[0]).Word(s.ROff()))
-	copying := t.rebuilding[place] && (new.State() == proto.StateFree || new.State() == proto.StateBad && w.excused(s.Off)) && !new.IsOpen()
+	copying := t.rebuilding[place] && (new.State() == proto.StateFree || new.State() == proto.StateBad && (w.excused(s.Off) || w.opt.Bad)) && !new.IsOpen()
 	switch {
 	case new == old.Settled():
 		if !everywhere {
@@ -143,6 +143,9 @@ func (k *checker) movedOpen(m *fabric.Memory, place int, session uint32, s proto
 		fail("V of a replica in sync is settled at once")
 		return
 	}
+	if new.State() == proto.StateBad && !copying {
+		k.marked(m, s, seed, old, new)
+	}
 	k.raised(m, place, s, seed, new)
 }
 
@@ -161,7 +164,7 @@ func (k *checker) raised(m *fabric.Memory, place int, s proto.Slab, seed uint64,
 	}
 	all := true
 	k.counted(s, func(_ int, _ *fabric.Memory, v proto.V) { all = all && v.Settled() == new.Settled() })
-	if all && w.opt.Batches && new.State() == proto.StateLive && k.whole(m, s, seed, new) {
+	if all && (w.opt.Batches || w.opt.Bad) && new.State() == proto.StateLive && k.whole(m, s, seed, new) {
 		w.wroteBlindly(proto.Word(k.img, proto.ImageHeaderBytes), new.Version())
 	}
 }
@@ -196,7 +199,7 @@ func (k *checker) wroteOpen(m *fabric.Memory, place int, session uint32, s proto
 		}
 	})
 	w := k.w
-	if w.mirror.table.rebuilding[place] || low.State() != proto.StateLive || w.rots(int(m.Node.ID-1)) || w.excused(s.Off) {
+	if w.mirror.table.rebuilding[place] || low.State() != proto.StateLive || w.rots(int(m.Node.ID-1)) || w.excused(s.Off) || w.isHurt(s.Off, low.Version()) {
 		return
 	}
 	at := s.ImageOff(low.Version())

@@ -118,6 +118,7 @@ type Options struct {
 	Full     bool // with Staged: every slab of the region has an object to begin with; see staged.go
 	Open     bool // words may be open, and clients read at any replica; see open.go
 	Compare  bool // programs of agents compare replicas by hashes before they move bytes
+	Bad      bool // images are damaged at all replicas, clients mark and unmark what is lost; see bad.go
 	Operator bool // an operator creates regions and gives nodes up; see orders.go
 	// Choices, if set, are replayed instead of drawn: one schedule.
 	Choices []uint16
@@ -139,6 +140,7 @@ type drawn struct {
 	ids                                  int         // highest id of a session
 	shareHot                             bool        // all clients work on one object
 	noShadows                            bool        // with Full: an object has the shadow block
+	partly                               bool        // with Bad: images are damaged at some replicas too
 }
 
 const (
@@ -195,6 +197,7 @@ func (w *world) draw() {
 		d.class, d.payload = classOf(224), maxPayload // no room for a record
 		d.noShadows = c.choose(2) == 1
 	}
+	d.partly = o.Bad && c.choose(2) == 1
 	d.version = 1
 	if o.Wrap || c.choose(32) == 31 {
 		d.version = proto.MaxVersion - uint64(c.choose(12))

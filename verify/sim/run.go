@@ -67,6 +67,9 @@ func (o *Options) flags() string {
 	if o.Open {
 		s += " --open"
 	}
+	if o.Bad {
+		s += " --bad"
+	}
 	if o.Operator {
 		s += " --operator"
 	}
@@ -108,6 +111,8 @@ type Coverage struct {
 	Gone     uint64       // durable reads lost with the power, as the guarantee allows
 	Alike    [2]uint64    // bytes that a hash showed to be alike: of reconciles, of copies
 	Excused  uint64       // objects lost to rot and another failure together; see excuse
+	// Of Options.Bad: images damaged, objects marked, given up and restored.
+	Hurt, Marked, GivenUp, Restored uint64
 }
 
 // Add adds the counts of another run.
@@ -130,6 +135,10 @@ func (c *Coverage) Add(o *Coverage) {
 	c.Scrubs += o.Scrubs
 	c.Gone += o.Gone
 	c.Excused += o.Excused
+	c.Hurt += o.Hurt
+	c.Marked += o.Marked
+	c.GivenUp += o.GivenUp
+	c.Restored += o.Restored
 	for i := range c.Alike {
 		c.Alike[i] += o.Alike[i]
 	}
@@ -182,6 +191,9 @@ func (c *Coverage) String() string {
 		fmt.Fprintf(&b, "\ntrees: splits %d, grows %d, merges %d, shrinks %d, thawed %d, unlinked %d, posted %d, strays collected %d", t.Splits, t.Grows, t.Merges, t.Shrinks, t.Thawed, t.Unlinked, t.Posted, t.Strays)
 	}
 	fmt.Fprintf(&b, "\nepoch changes %d, scrubs %d, blocks reclaimed %d, reads gone with the power %d, objects excused %d\n", c.Epochs, c.Scrubs, c.Reclaims, c.Gone, c.Excused)
+	if c.Hurt > 0 {
+		fmt.Fprintf(&b, "images damaged %d, objects marked %d, given up %d, restored %d\n", c.Hurt, c.Marked, c.GivenUp, c.Restored)
+	}
 	return b.String()
 }
 

@@ -138,6 +138,19 @@ func TestOpenTree(t *testing.T) {
 	require.NotZero(t, rep.Coverage.Tree.Merges)
 }
 
+// TestBad: objects are lost, marked, given up and restored beside updates, frees and failovers. Hazards 114, 115.
+func TestBad(t *testing.T) {
+	for kind, schedules := range map[string]int{"bad": 3000, "badkept": 1500, "badopen": 3000, "badgrow": 500} {
+		t.Run(kind, func(t *testing.T) {
+			rep := passKind(t, kind, schedules)
+			require.NotZero(t, rep.Coverage.Marked)
+			require.NotZero(t, rep.Coverage.GivenUp)
+			require.NotZero(t, rep.Coverage.Restored)
+			t.Logf("damaged %d, marked %d, given up %d, restored %d", rep.Coverage.Hurt, rep.Coverage.Marked, rep.Coverage.GivenUp, rep.Coverage.Restored)
+		})
+	}
+}
+
 func TestHotSlab(t *testing.T) { passKind(t, "hot", 1000) }
 
 // TestAllocator: objects come, go and are given back; agents reclaim blocks, in turns, under

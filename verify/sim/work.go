@@ -168,6 +168,9 @@ func (c *client) operate(what, obj int) {
 	if len(o.refs) > 1 && w.ch.choose(6) == 1 {
 		reg = o.refs[w.ch.choose(len(o.refs))] // an old Ref
 	}
+	if c.worsen(obj) {
+		return
+	}
 	c.enter()
 	switch {
 	case w.opt.Grow && what >= 6:

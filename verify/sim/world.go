@@ -34,6 +34,8 @@ type world struct {
 	cuts      [maxProcs + 1][maxNodes]bool // client x node; the last row is the controller
 	rotten    int                          // the one node whose images rot, -1: none
 	lostToRot []uint64                     // slabs; see excuse
+	hurts     []hurt                       // images that were damaged; see bad.go
+	bads      []bad                        // marks that were made
 	away      [maxProcs]bool               // no message passes between client and controllers
 	healed    bool                         // all faults are over: now everything must come to rest
 
@@ -134,6 +136,7 @@ func (w *world) reset(opt Options, seed uint64) {
 	w.fab.Halt = false
 	w.draw()
 	w.rotten, w.lostToRot = -1, w.lostToRot[:0]
+	w.hurts, w.bads = w.hurts[:0], w.bads[:0]
 	profile := fabric.DRAM
 	if opt.Durable {
 		profile = [...]fabric.Profile{fabric.ADRDDIOOn, fabric.ADRDDIOOff, fabric.EADR}[w.ch.choose(3)]

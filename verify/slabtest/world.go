@@ -43,6 +43,7 @@ type World struct {
 
 	serial atomic.Uint64
 	mu     sync.Mutex
+	epoch  uint64 // that nodes serve
 	fenced map[uint32]bool
 	lanes  []*Port
 }
@@ -133,7 +134,7 @@ func NewSHM(t testing.TB, r int) *World { return with(t, r, shm.NewDialer(), vol
 func empty(t testing.TB, d rdma.Dialer) *World {
 	g, err := proto.NewGeometry(proto.MinRegionBytes)
 	require.NoError(t, err)
-	return &World{T: t, dialer: d, uuid: [16]byte{1}, fenced: map[uint32]bool{}, Geometry: g}
+	return &World{T: t, epoch: 1, dialer: d, uuid: [16]byte{1}, fenced: map[uint32]bool{}, Geometry: g}
 }
 
 // windows is what the first server of this process has found out about the device's windows. Each server that finds it out again takes a fifth of a
@@ -264,14 +265,17 @@ func (w *World) Lane(session uint32) *Port {
 	var err error
 	p.arena, err = rdma.NewArena(64 << 20)
 	require.NoError(w.T, err)
-	p.region = &slab.Region{ID: 1, Epoch: 1, Seed: proto.RegionSeed(w.uuid), Geometry: w.Geometry, N: len(w.Nodes), Headers: slab.NewHeaders(w.Geometry.Blocks)}
+	w.mu.Lock()
+	epoch := w.epoch
+	w.mu.Unlock()
+	p.region = &slab.Region{ID: 1, Epoch: epoch, Seed: proto.RegionSeed(w.uuid), Geometry: w.Geometry, N: len(w.Nodes), Headers: slab.NewHeaders(w.Geometry.Blocks)}
 	p.targets = make([]rdma.Target, len(w.Nodes))
 	ticket := rdma.Issue(key, rdma.Ticket{Cluster: [16]byte{9}, Session: session, Serial: p.serial, Rights: rdma.ReadWrite})
 	for i, n := range w.Nodes {
 		c, err := w.dialer.Dial(context.Background(), n.addr, ticket, 0)
 		require.NoError(w.T, err)
 		w.T.Cleanup(func() { c.Close() })
-		win, err := c.Open(context.Background(), 1, 1)
+		win, err := c.Open(context.Background(), 1, epoch)
 		require.NoError(w.T, err)
 		p.targets[i] = rdma.Target{Conn: c, Window: win}
 		p.region.To[i] = &p.targets[i]
@@ -287,7 +291,7 @@ func (w *World) Lane(session uint32) *Port {
 }
 
 // NextEpoch opens the region under the next epoch on every node. Only this lane learns of
-// it. Claims of the epoch before are void. Nothing is reconciled.
+// it, and lanes that are opened later. Claims of the epoch before are void. Nothing is reconciled.
 func (p *Port) NextEpoch() {
 	next := *p.region
 	next.Epoch++
@@ -302,6 +306,9 @@ func (p *Port) NextEpoch() {
 		next.To[i] = &p.targets[i]
 	}
 	p.region = &next
+	p.World.mu.Lock()
+	p.World.epoch = next.Epoch
+	p.World.mu.Unlock()
 }
 
 // Rebuild empties the blocks of replica k, and has this lane take it for one that is rebuilt.
@@ -371,6 +378,13 @@ func (p *Port) Durable() {
 func (p *Port) OpenWords(from int) {
 	next := *p.region
 	next.OpenWords, next.From = true, from
+	p.region = &next
+}
+
+// ReadOnly has this lane take its session for one that may not write.
+func (p *Port) ReadOnly() {
+	next := *p.region
+	next.ReadOnly = true
 	p.region = &next
 }
 

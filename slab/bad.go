@@ -1,0 +1,251 @@
+package slab
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+// A slab whose object is lost is marked: V becomes BAD. MarkBad marks, FreeBad and Restore take the mark away.
+//
+//	MarkBad   LIVE@n -> BAD@k    no image is written        an image of n that is whole is nowhere
+//	FreeBad   BAD@k  -> FREE@m   no image is written        the object is given up
+//	Restore   BAD@k  -> LIVE@m   with an image              the payload comes from elsewhere
+//
+// All three are commits (commit.go, open.go), as a Free and an Update are: under the reservation, at all replicas in use,
+// under a version above that of V. So takeover, scrub, copier and Reconcile settle one whose session dies as they settle
+// a Free: a mark that was not committed is rolled back, or kept if its epoch ends.
+//
+// Invariants:
+//
+//   - B1. A session commits BAD only if it holds R, and has found under it that V is the same at all replicas, that all of
+//     them are in sync, and that none has a whole image of V. It READs every replica twice, and does not go by bytes that differ: a
+//     fault between the memory and this session must not give an object up.
+//   - B2. BAD@k names no image. No reader, repair or copier takes one in its place: an image of version k may be that of a
+//     writer which died.
+//   - B3. BAD@k leaves to a version above k alone, by FreeBad, Restore and Reconcile (which has a later version, or none that is
+//     whole). So a replica or a session that has the mark and one that has what came before it or behind it are told apart by the
+//     version, as everywhere.
+//   - B4. FreeBad and Restore name the mark: BAD@k, and no other. References do not tell whether they are of the lost object, because the
+//     image that has its incarnation is damaged. So Update, Write and Free, which have a reference alone, do not change a slab that is BAD: one that
+//     was freed long ago would free or bring back another object.
+//
+// The mark is named by a reference: address, generation of the block, and k in the place of born. Versions rise, and k is given to
+// the mark, so no object is ever born at k.
+
+// MarkBad marks the slab at an address if its object is lost: V of all replicas names the same image, and none has it whole. It
+// returns the reference of the mark; that of the present mark if the slab is marked already.
+//
+// At most six rounds, and one for each replica whose image may be in a shadow. Nothing is changed unless every replica has answered twice.
+//
+// Linearizes at: the commit. ErrWhole: a replica has a whole image, or the slab is being written; Repair mends the
+// others. ErrFreed: there is no object. ErrCorrupt: V is damaged, or not the same at all replicas. ErrBusy: a replica is being
+// rebuilt; once that is done the slab can be marked.
+func (l *Lane) MarkBad(addr proto.Addr) (mark proto.Ref, err error) {
+	err = l.repeatRepair(proto.Ref{Addr: addr}, func(proto.Ref) error {
+		mark, err = l.markOnce(addr)
+		return err
+	})
+	if err != nil {
+		return proto.Ref{}, err
+	}
+	return mark, nil
+}
+
+// ErrWhole: the object is not lost, because a replica has a whole image of it.
+var ErrWhole = errors.New("a replica has a whole image of the object")
+
+// ErrBad: the object is lost, and its slab is marked. It is an ErrCorrupt.
+var ErrBad = fmt.Errorf("%w, and its slab is marked BAD: restore the object, or discard the mark (quarry fsck --bad shows it)", ErrCorrupt)
+
+// isBad says that the slab is marked.
+func (s *sight) isBad() bool { return s.v.Valid() && s.v.State() == proto.StateBad }
+
+// markOf is the reference of the mark that V is.
+func markOf(o *object, generation uint32, v proto.V) proto.Ref {
+	return proto.Ref{Addr: o.ref.Addr, Incarnation: proto.MakeIncarnation(generation, v.Version())}
+}
+
+// maxSpare versions above a mark are kept, so that it can be taken away.
+const maxSpare = 4
+
+// markOnce is one try of MarkBad.
+func (l *Lane) markOnce(addr proto.Addr) (proto.Ref, error) {
+	reg, s, h, err := l.slabAt(addr)
+	switch {
+	case errors.Is(err, ErrEpochOver):
+		return proto.Ref{}, errAgain
+	case err != nil:
+		return proto.Ref{}, err
+	case h == 0:
+		return proto.Ref{}, ErrFreed
+	}
+	a := attempt{object: anyObject(reg, s, h.Generation())}
+	if err := l.holdAny(&a); err != nil {
+		return proto.Ref{}, err
+	}
+	lost, err := l.isLost(&a, h.Generation())
+	next := uint64(0)
+	if err == nil && lost {
+		if next = nextTombstone(&a); next > proto.MaxVersion-maxSpare {
+			err = fmt.Errorf("%w: %v", ErrVersions, addr)
+		}
+	}
+	switch {
+	case errors.Is(err, errAgain), l.ended != nil:
+		return proto.Ref{}, err // nothing is held, or the session has ended
+	case err != nil:
+		return proto.Ref{}, l.releaseFor(&a, err)
+	case !lost:
+		return markOf(&a.object, h.Generation(), a.v), l.release(&a)
+	}
+	a.next = proto.MakeV(proto.StateBad, next)
+	l.commit(&a)
+	return markOf(&a.object, h.Generation(), a.next), a.answer()
+}
+
+// holdAny reserves a slab whatever is in it, and waits for a holder, or takes over from one that is fenced. nil: the attempt
+// holds R, a.seen is the slab and a.v is V of the primary, which is settled if it is valid. Any error: the attempt holds nothing, or the session has ended.
+func (l *Lane) holdAny(a *attempt) error {
+	if err := l.seeWhole(a); err != nil {
+		return err
+	}
+	for held := 1; ; held++ {
+		if l.reserveRound(a); a.lost {
+			return l.settleReserve(a)
+		}
+		if a.holder == 0 {
+			return l.look(a)
+		}
+		if held > maxHeld {
+			return fmt.Errorf("%w: %v is held by session %d", ErrBusy, a.ref.Addr, a.holder.Session())
+		}
+		taken, err := l.waitForHolder(a, held)
+		if err != nil {
+			return err
+		}
+		if taken {
+			return l.look(a)
+		}
+	}
+}
+
+// isLost says whether the object in a slab that the attempt holds is lost (B1). false and nil: the slab is marked already. An error
+// other than errAgain says why it is not lost; on errAgain nothing is held.
+func (l *Lane) isLost(a *attempt, generation uint32) (bool, error) {
+	switch {
+	case !a.v.Valid():
+		return false, fmt.Errorf("%w: V of %v is %#x at the primary", ErrCorrupt, a.ref.Addr, uint64(a.v))
+	case a.v.State() == proto.StateFree:
+		return false, ErrFreed
+	case a.v.State() == proto.StateBad:
+		return false, l.answer(nil)
+	}
+	for i := range a.reg.N {
+		if a.reg.Rebuilding[i] {
+			return false, fmt.Errorf("%w: %v: replica %d of region %d is being rebuilt", ErrBusy, a.ref.Addr, i, a.reg.ID)
+		}
+	}
+	size := a.slab.Class.Bytes()
+	first, err1 := l.buffer(&l.batch.slabs, a.reg.N*size)
+	second, err2 := l.buffer(&l.batch.imgs, a.reg.N*size)
+	if err := errors.Join(err1, err2); err != nil {
+		return false, err
+	}
+	for _, buf := range [][]byte{first, second} {
+		err := l.repeatHeld(a, func() {
+			for i := range a.reg.N {
+				l.round.Chain(a.reg.To[i]).Read(a.slab.Off, buf[i*size:][:size])
+			}
+		})
+		if err != nil {
+			return false, err
+		}
+	}
+	if !bytes.Equal(first, second) {
+		return false, fmt.Errorf("%w: %v: two READs have brought different bytes: look for a faulty link or host", ErrBusy, a.ref.Addr)
+	}
+	c := copiesOf(a.reg, a.slab, generation, first, size, 0)
+	for k := range a.reg.N {
+		if c.v[k] != a.v {
+			return false, fmt.Errorf("%w: V of %v is %v at replica %d, the primary has %v", ErrCorrupt, a.ref.Addr, c.v[k], k, a.v)
+		}
+	}
+	for k := range a.reg.N {
+		whole, err := l.hasWhole(a, &c, k)
+		if err != nil {
+			return false, err
+		}
+		if whole {
+			return false, fmt.Errorf("%w: %v at replica %d", ErrWhole, a.ref.Addr, k)
+		}
+	}
+	return true, l.answer(nil) // all READs were within the lease
+}
+
+// hasWhole says whether replica k has a whole image of V: in the slab, or in the shadow to which L leads.
+func (l *Lane) hasWhole(a *attempt, c *slabCopies, k int) (bool, error) {
+	if c.whole[k] || !c.away[k] {
+		return c.whole[k], nil
+	}
+	off, n, ok := a.slab.ShadowOff(a.slab.LocatorIn(c.bytes[k]), a.reg.Geometry.RegionBytes)
+	if !ok {
+		return false, nil
+	}
+	img, err := l.buffer(&l.image, n)
+	if err != nil {
+		return false, err
+	}
+	if err := l.repeatHeld(a, func() { l.round.Chain(a.reg.To[k]).Read(off, img) }); err != nil {
+		return false, err
+	}
+	return a.whole(img, a.v.Version()) != nil, nil
+}
+
+// FreeBad gives up the object of a slab that is marked. mark is the reference of the mark. Its map bit is to be cleared, as behind a Free.
+//
+// Linearizes at: the commit. ErrFreed: the slab has no mark of that version any more.
+func (l *Lane) FreeBad(mark proto.Ref) (Claim, error) {
+	c, _, _, err := l.freeAttempt(mark, attempt{anyKind: true, marked: mark.Incarnation.Born()}, 0, false)
+	return c, err
+}
+
+// Restore gives an object that is lost a payload again, under its own reference: ref. mark is the version of the mark, V = BAD@mark. That ref
+// is the reference of the object that the slab had when it was marked is the caller's word: the slab does not tell (B4).
+//
+// Linearizes at: the commit. ErrFreed: the slab has no mark of that version any more. ErrImmutable: objects that are written once, and those in STAGED slabs,
+// are not restored: make a new one, and discard the mark.
+func (l *Lane) Restore(ref proto.Ref, mark uint64, payload []byte, tag uint32) (Info, error) {
+	if ref.Incarnation.Born() > mark {
+		return Info{}, fmt.Errorf("%w: %v is of an object that was made after the mark %d", ErrBadRef, ref, mark)
+	}
+	for tries := 1; ; tries++ {
+		a := attempt{marked: mark}
+		if err := l.reserve(&a, ref); err != nil {
+			return Info{}, err
+		}
+		err := l.fits(len(payload), a.slab)
+		if a.slab.Kind != proto.Pair {
+			err = fmt.Errorf("%w: %v is in a %v slab", ErrImmutable, ref, a.slab.Kind)
+		}
+		if err == nil {
+			a.encryption = l.encryption
+			a.header = proto.ImageHeader{Tag: tag & proto.MaxTag, Born: ref.Incarnation.Born(), Writer: a.r}
+			err = l.stageInLane(&a, &a.header, payload)
+		}
+		if err != nil {
+			return Info{}, l.releaseFor(&a, err)
+		}
+		switch l.commit(&a); a.result {
+		case done:
+			return infoOf(a.header, a.slab), nil
+		case unknown:
+			return Info{}, a.err
+		}
+		if err := l.startAgain(ref, tries); err != nil {
+			return Info{}, err
+		}
+	}
+}
