@@ -30,6 +30,10 @@ var (
 	ErrBusy = slab.ErrBusy
 	// ErrCorrupt: no replica of the object has an image with a valid checksum.
 	ErrCorrupt = slab.ErrCorrupt
+	// ErrBad: the object is lost, and its slab is marked BAD. It is an ErrCorrupt. Restore restores the object, and FreeBad gives it up.
+	ErrBad = slab.ErrBad
+	// ErrWhole: MarkBad has left the object alone, because a replica has a whole image of it.
+	ErrWhole = slab.ErrWhole
 	// ErrKey: the object is encrypted with a key that Config.Keys has not given.
 	ErrKey = slab.ErrKey
 	// ErrNotEncrypted: the object is not encrypted, and Config.Keys is set without AllowClear.

@@ -245,6 +245,9 @@ func (l *lane) finish(err error) {
 	l.counters.calls++
 	if err != nil {
 		l.counters.failed(err)
+		if errors.Is(err, ErrCorrupt) {
+			l.events.damaged.Add(1)
+		}
 	}
 	if l.startedAt != 0 {
 		l.counters.took(time.Duration(clock.Now() - l.startedAt))

@@ -15,7 +15,7 @@ import (
 
 // Repair makes all replicas of an object equal, from a replica whose image has a valid
 // checksum. ErrCorrupt if no replica has one: then the object stays damaged and every read
-// of it fails with ErrCorrupt.
+// of it fails with ErrCorrupt. MarkBad marks it.
 func (c *Client) Repair(ctx context.Context, ref Ref) error {
 	return c.onLane(ctx, KindOther, func(l *lane) error { return l.slab.RepairAll(ref) })
 }

@@ -85,6 +85,8 @@ type Events struct {
 	// not executed: the Client went on by itself.
 	Helped      uint64 `json:"helped"`
 	HelpRefused uint64 `json:"help_refused"`
+	// Damaged counts calls, but for those of many objects, that have ended because an object is damaged on every replica.
+	Damaged uint64 `json:"damaged"`
 	// Refused counts payloads that were refused: without the key (no_key), clear beside Config.Keys (not_encrypted),
 	// or not written there by a holder of the key (not_authentic).
 	Refused map[string]uint64 `json:"refused"`
@@ -92,8 +94,8 @@ type Events struct {
 
 // laneEvents are the Events of one lane. The lane's owner writes, any goroutine reads.
 type laneEvents struct {
-	waits, waitedNS, certificates, resets, staleKeys, helped, helpless atomic.Uint64
-	claims                                                             atomic.Int64 // slabs in magazines when the lane was last idle
+	waits, waitedNS, certificates, resets, staleKeys, helped, helpless, damaged atomic.Uint64
+	claims                                                                      atomic.Int64 // slabs in magazines when the lane was last idle
 }
 
 // sum adds the lane's events to into.
@@ -105,6 +107,7 @@ func (e *laneEvents) sum(into *Events) {
 	into.StaleKeys += e.staleKeys.Load()
 	into.Helped += e.helped.Load()
 	into.HelpRefused += e.helpless.Load()
+	into.Damaged += e.damaged.Load()
 }
 
 // pastStats are the sums over the sessions of a Client that have ended.

@@ -17,6 +17,7 @@ type Repaired struct {
 	Slabs   int `json:"slabs"`   // without an object, given equal replicas
 	Words   int `json:"words"`   // of maps and reservations, set right
 	Chunks  int `json:"chunks"`  // that no object named, freed
+	Marked  int `json:"marked"`  // objects that are lost: their slabs have been marked BAD
 	// Left are findings that nothing can be done about, with the reason.
 	Left []string `json:"left"`
 }
@@ -27,6 +28,7 @@ func (r *Repaired) Add(o *Repaired) {
 	r.Slabs += o.Slabs
 	r.Words += o.Words
 	r.Chunks += o.Chunks
+	r.Marked += o.Marked
 	r.Left = append(r.Left, o.Left...)
 }
 
@@ -40,7 +42,8 @@ const repairTimeout = 15 * time.Second
 
 // Repair repairs what a check has found, with an ordinary session beside all others:
 // damaged images from a whole replica, replicas that differ by the primary, maps by the
-// words of their slabs, what sessions left that are fenced or unknown, and orphaned chunks.
+// words of their slabs, what sessions left that are fenced or unknown, and orphaned chunks. Slabs whose objects are lost are
+// marked BAD, and listed among the names.
 func Repair(ctx context.Context, c *client.Client, findings []Finding) (*Repaired, error) {
 	r := repairer{c: c, done: &Repaired{Left: []string{}}, blocks: map[[2]uint32]bool{}}
 	for i := range findings {
@@ -73,13 +76,37 @@ func (r *repairer) repair(ctx context.Context, f *Finding) error {
 	case (f.Kind == KindMap || f.Kind == KindLeak || f.Kind == KindReservation) && f.inBlock:
 		return r.repairBlock(ctx, f)
 	case (f.Kind == KindImage || f.Kind == KindReplica) && f.ref != (proto.Ref{}):
-		return counted(&r.done.Objects, r.c.Repair(ctx, f.ref))
+		err := r.c.Repair(ctx, f.ref)
+		if errors.Is(err, client.ErrCorrupt) && !errors.Is(err, client.ErrBad) { // damaged at the others since
+			return r.mark(ctx, f)
+		}
+		return counted(&r.done.Objects, err)
 	case f.Kind == KindReplica && f.inBlock:
 		return counted(&r.done.Slabs, r.c.RepairFree(ctx, f.addr))
-	case f.Kind == KindImage || f.Kind == KindBad:
-		return client.ErrCorrupt
+	case f.Kind == KindImage:
+		return r.mark(ctx, f)
+	case f.Kind == KindBad:
+		return isBad(r.c.ListBad(ctx, f.Mark))
 	}
 	return errors.New("no repair is known for this finding")
+}
+
+// mark marks the slab of an object that no repair can mend. The finding is left: the object is lost.
+func (r *repairer) mark(ctx context.Context, f *Finding) error {
+	mark, err := r.c.MarkBad(ctx, f.addr)
+	if mark.IsZero() {
+		return err
+	}
+	r.done.Marked++
+	return isBad(err)
+}
+
+// isBad is why the finding of a slab that is marked is left; listed is the error of listing it.
+func isBad(listed error) error {
+	if listed != nil {
+		return fmt.Errorf("%w; it could not be listed: %w", client.ErrBad, listed)
+	}
+	return client.ErrBad
 }
 
 // freeChunk frees an orphaned chunk. An orphan stays one: see slab.Survey.

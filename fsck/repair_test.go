@@ -160,10 +160,11 @@ func TestRepair(t *testing.T) {
 	require.Equal(t, 1, done.Slabs)
 	require.Contains(t, []int{2, 3}, done.Words)
 	require.Len(t, done.Left, 1)
+	require.Equal(t, 1, done.Marked)
 
 	after := check()
 	require.Len(t, after.Findings, 1, "%v", after.Findings)
-	require.Equal(t, fsck.KindImage, after.Findings[0].Kind)
+	require.Equal(t, fsck.KindBad, after.Findings[0].Kind)
 	c = connectClient()
 	for i, ref := range refs[:8] {
 		b, err := c.Read(ctx, ref, nil)

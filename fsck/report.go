@@ -77,6 +77,8 @@ type Finding struct {
 	Where  string `json:"where"`          // block, slab or word
 	Kind   Kind   `json:"kind"`
 	What   string `json:"what"` // for people
+	// Mark is the reference of the mark of a slab that is BAD.
+	Mark proto.Ref `json:"mark,omitzero"`
 
 	// For Repair.
 	addr    proto.Addr
@@ -95,7 +97,7 @@ const (
 	KindMap         Kind = "map"         // disagrees with the slabs' words
 	KindWord        Kind = "word"        // R or V is no such word
 	KindImage       Kind = "image"       // checksum, version or born of an active image
-	KindBad         Kind = "bad"         // V is BAD: a reconcile found no whole image at any replica
+	KindBad         Kind = "bad"         // V is BAD: no replica had a whole image, and the object is lost
 	KindReplica     Kind = "replica"     // replicas differ
 	KindLeak        Kind = "leak"        // taken, and no client can ever use or free it
 	KindReservation Kind = "reservation" // by a session that the controller does not know

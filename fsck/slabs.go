@@ -110,6 +110,9 @@ func (c *check) conclude(w *work, s *look, v verdict) {
 	addr := proto.MakeAddr(w.ID, uint32(s.slab.Off))
 	f := c.finding(w, v.node, v.kind, addr.String(), "%s", v.what)
 	f.addr, f.ref = addr, c.refOf(w, s)
+	if v.kind == KindBad {
+		f.Mark = s.mark(w)
+	}
 	f.block, f.inBlock = w.g.BlockOf(s.slab.Off)
 	c.report.add(f)
 }
@@ -141,6 +144,12 @@ type look struct {
 
 // opens says whether V of the slabs of a block may be open.
 func (w *work) opens(h proto.Header) bool { return w.OpenWords && h.Kind() != proto.Staged }
+
+// mark is the reference of the mark of a slab that is BAD at the primary.
+func (s *look) mark(w *work) proto.Ref {
+	_, v := s.words(0)
+	return proto.Ref{Addr: proto.MakeAddr(w.ID, uint32(s.slab.Off)), Incarnation: proto.MakeIncarnation(s.h.Generation(), v.Version())}
+}
 
 // words are R and V, settled, of the slab at a replica.
 func (s *look) words(replica int) (proto.R, proto.V) {
@@ -181,7 +190,7 @@ func (c *check) judge(w *work, s *look) verdict {
 	case r == 0 && s.open():
 		return verdict{kind: KindWord, what: fmt.Sprintf("%v is open, and unreserved", v)}
 	case v.State() == proto.StateBad:
-		return verdict{kind: KindBad, what: "no replica had a whole image: the object is lost, and its slab is not used again"}
+		return verdict{kind: KindBad, what: fmt.Sprintf("no replica had a whole image: the object is lost; restore it, or give it up, by its mark %v", s.mark(w))}
 	case v.State() == proto.StateFree && r == 0 && s.taken:
 		return verdict{kind: KindLeak, what: fmt.Sprintf("taken in the map, %v and unreserved", v), pending: c.o.Writers()}
 	case !s.taken && (v.State() == proto.StateLive || r != 0 && !s.staging(w)):

@@ -86,6 +86,10 @@ func (l *workLane) block(b uint32) (err error) {
 		err = l.slab.ReconcileBlock(&l.region, b, &st)
 		w.bytes.Add(uint64(st.Blocks) * proto.BlockBytes)
 		w.n.settled.alike.Add(uint64(st.Alike))
+		if st.Bad > 0 {
+			w.n.settled.lost.Add(uint64(st.Bad))
+			w.n.cfg.Logger.Warn("storage node: objects are lost: no replica in sync had a whole image. Their slabs are marked BAD; quarry fsck --bad lists them", "region", w.req.Region, "block", b, "objects", st.Bad)
+		}
 	case state.Copy:
 		var st slab.Copied
 		err = l.slab.CopyBlock(&l.region, b, &st)

@@ -75,11 +75,13 @@ type Settled struct {
 	CopiedBytes  uint64 `json:"copied_bytes"` // to replicas that are rebuilt
 	// AlikeBytes of other replicas were not moved by a reconcile or a copy: their hash was that of the primary's.
 	AlikeBytes uint64 `json:"alike_bytes"`
-	Reclaimed  uint64 `json:"reclaimed_blocks"`
+	// Lost counts objects of which a reconcile has found no whole image at any replica in sync, and has marked the slab.
+	Lost      uint64 `json:"lost_objects"`
+	Reclaimed uint64 `json:"reclaimed_blocks"`
 }
 
 // settled counts for Settled.
-type settled struct{ slabs, reservations, bits, headers, copied, alike, reclaimed atomic.Uint64 }
+type settled struct{ slabs, reservations, bits, headers, copied, alike, lost, reclaimed atomic.Uint64 }
 
 // scrubbed adds what a scrub has settled.
 func (s *settled) scrubbed(st *slab.Scrubbed) {
@@ -91,7 +93,7 @@ func (s *settled) scrubbed(st *slab.Scrubbed) {
 
 // snapshot reads the counters.
 func (s *settled) snapshot() Settled {
-	return Settled{ScrubbedSlabs: s.slabs.Load(), Reservations: s.reservations.Load(), MapBits: s.bits.Load(), BlockHeaders: s.headers.Load(), CopiedBytes: s.copied.Load(), AlikeBytes: s.alike.Load(), Reclaimed: s.reclaimed.Load()}
+	return Settled{ScrubbedSlabs: s.slabs.Load(), Reservations: s.reservations.Load(), MapBits: s.bits.Load(), BlockHeaders: s.headers.Load(), CopiedBytes: s.copied.Load(), AlikeBytes: s.alike.Load(), Lost: s.lost.Load(), Reclaimed: s.reclaimed.Load()}
 }
 
 // Stats is a snapshot.

@@ -29,6 +29,7 @@ var (
 	helped       = Group.Counter("quarry_client_helped_total", "Changes of contended objects that a storage node has executed (HelpFromNodes).")
 	helpRefused  = Group.Counter("quarry_client_help_refused_total", "Changes that a storage node was asked for and has not executed.")
 	refused      = Group.Counter("quarry_client_refused_payloads_total", "Payloads that were refused: encrypted with a key that the client does not have (no_key), clear beside a client with keys (not_encrypted), or not written there by a holder of the key (not_authentic).", "reason")
+	damaged      = Group.Counter("quarry_client_damaged_objects_total", "Calls that have ended because an object is damaged on every replica (ErrCorrupt), but for calls of many objects.")
 	sessions     = Group.Counter("quarry_client_sessions_total", "Sessions opened: more than one when an earlier one could not settle something, or was revoked.")
 	lease        = Group.Gauge("quarry_client_lease_seconds", "What is left of the session's lease.")
 	revision     = Group.Gauge("quarry_client_table_revision", "Revision of the distribution table that the client works by.")
@@ -70,6 +71,7 @@ func (x *Collector) Collect(ch chan<- prometheus.Metric) {
 	ch <- stale.Value(float64(s.Events.StaleKeys))
 	ch <- helped.Value(float64(s.Events.Helped))
 	ch <- helpRefused.Value(float64(s.Events.HelpRefused))
+	ch <- damaged.Value(float64(s.Events.Damaged))
 	for reason, n := range s.Events.Refused {
 		ch <- refused.Value(float64(n), reason)
 	}

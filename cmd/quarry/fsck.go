@@ -12,8 +12,8 @@ import (
 
 type fsckCmd struct {
 	Region []uint32 `short:"R" help:"Only these regions."`
-	Repair bool     `help:"Repair what is found while clients work, and check again."`
-	Bad    bool     `help:"List only slabs that are marked BAD: no replica had a whole image. No other finding is shown."`
+	Repair bool     `help:"Repair what is found while clients work, mark BAD what is lost, and check again."`
+	Bad    bool     `help:"List only slabs that are marked BAD, with their marks: no replica had a whole image. No other finding is shown. See slab restore and slab discard."`
 }
 
 // maxRepairs bounds the rounds of check and repair: a report holds so many
@@ -163,7 +163,7 @@ func (v fsckView) print(w io.Writer) {
 		}
 	}
 	if r := v.Repaired; r != nil {
-		fmt.Fprintf(w, "repaired: %d objects, %d free slabs, %d words of maps and reservations, %d chunks freed\n", r.Objects, r.Slabs, r.Words, r.Chunks)
+		fmt.Fprintf(w, "repaired: %d objects, %d free slabs, %d words of maps and reservations, %d chunks freed, %d lost objects marked BAD\n", r.Objects, r.Slabs, r.Words, r.Chunks, r.Marked)
 		for _, l := range r.Left {
 			fmt.Fprintln(w, "left as it is:", l)
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/quarrystore/quarry/fsck"
 	"github.com/quarrystore/quarry/internal/local"
 )
 
@@ -71,5 +73,38 @@ func TestFsckRepair(t *testing.T) {
 	got := run("fsck", "--repair")
 	got.fails(t, exitDamaged, "1 findings")
 	require.Contains(t, got.out, "left as it is:")
-	run("slab", "read", "@spoilt-on-both-nodes").fails(t, exitDamaged, "damaged on every replica")
+	require.Contains(t, got.out, "1 lost objects marked BAD")
+	run("slab", "read", "@spoilt-on-both-nodes").fails(t, exitDamaged, "damaged on every replica", "marked BAD")
+	run("slab", "write", "@spoilt-on-both-nodes", "--data", "x").fails(t, exitDamaged, "marked BAD")
+
+	// The mark is listed, by the check and among the names. The object is restored.
+	lost := func() (marks []string) {
+		var rep fsckView
+		bad := run("fsck", "--bad", "--json")
+		require.NoError(t, json.Unmarshal([]byte(bad.out), &rep), bad.out)
+		for _, f := range rep.Findings {
+			require.Equal(t, fsck.KindBad, f.Kind)
+			require.Contains(t, run("name", "list", "--kind", "bad").ok(t), "bad/"+f.Where)
+			marks = append(marks, f.Mark.String())
+		}
+		return marks
+	}
+	require.Len(t, lost(), 1)
+	run("slab", "restore", lost()[0], "@spoilt-on-one-node", "--data", "x").fails(t, exitUsage, "not in the slab of the mark")
+	run("slab", "restore", lost()[0], "@spoilt-on-both-nodes", "--data", "from a copy").ok(t)
+	require.Equal(t, "from a copy", strings.TrimSpace(run("slab", "read", "@spoilt-on-both-nodes").ok(t)))
+	run("fsck").ok(t)
+	require.NotContains(t, run("name", "list").ok(t), "bad/")
+
+	// It is lost again, and given up.
+	spoil("n1", "from a copy")
+	spoil("n2", "from a copy")
+	run("fsck", "--repair").fails(t, exitDamaged, "1 findings")
+	marks := lost()
+	require.Len(t, marks, 1)
+	run("slab", "discard", marks[0]).ok(t)
+	run("slab", "discard", marks[0]).fails(t, exitNotFound, "does not have this mark any more")
+	run("slab", "read", "@spoilt-on-both-nodes").fails(t, exitNotFound, "freed")
+	run("fsck").ok(t)
+	require.NotContains(t, run("name", "list").ok(t), "bad/")
 }

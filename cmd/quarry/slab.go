@@ -18,7 +18,11 @@ type slabCmd struct {
 	Write slabWriteCmd `cmd:"" help:"Replace an object's payload."`
 	Stat  slabStatCmd  `cmd:"" help:"Describe an object."`
 	Free  slabFreeCmd  `cmd:"" help:"Free objects."`
-	List  slabListCmd  `cmd:"" help:"List objects by tag or owner, and free them, such as those that an interrupted program left."`
+
+	Restore slabRestoreCmd `cmd:"" help:"Give an object that is lost a payload again."`
+	Discard slabDiscardCmd `cmd:"" help:"Give up objects that are lost, and use their slabs again."`
+
+	List slabListCmd `cmd:"" help:"List objects by tag or owner, and free them, such as those that an interrupted program left."`
 }
 
 // payloadFlags say where a payload comes from.
@@ -258,6 +262,80 @@ func (s *slabFreeCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	return a.print(map[string]any{"freed": freed}, func(io.Writer) {})
+}
+
+// mark is the reference of a mark, as fsck --bad shows it, or @bad/ADDRESS.
+type mark = target
+
+type slabRestoreCmd struct {
+	Mark   mark   `arg:"" complete:"target" help:"Mark of the slab, as fsck --bad shows it, or @bad/ADDRESS."`
+	Target target `arg:"" complete:"target" help:"The object that was lost: REF or @NAME. It has to be the one that the slab had when it was marked."`
+	payloadFlags
+	Tag uint32 `placeholder:"N" help:"What the object is for, a number of yours, as before."`
+}
+
+// Help is shown by --help.
+func (*slabRestoreCmd) Help() string {
+	return "The payload comes from a copy that you have. The slab does not tell which object was lost: a reference of an object that was freed before would bring that one back. Objects that are written once, and those in staged slabs, are not restored: make a new one, and discard the mark."
+}
+
+func (s *slabRestoreCmd) Run(ctx context.Context, a *app) error {
+	b, err := s.read(a)
+	if err != nil {
+		return err
+	}
+	return a.with(ctx, nil, func(ctx context.Context, c *client.Client) error {
+		mark, err := s.Mark.ref(ctx, c)
+		if err != nil {
+			return err
+		}
+		ref, err := s.Target.ref(ctx, c)
+		if err != nil {
+			return err
+		}
+		if err := c.Restore(ctx, mark, ref, b, s.Tag); err != nil {
+			return about(mark, markError(err))
+		}
+		return a.print(map[string]any{"ref": ref, "bytes": len(b)}, func(io.Writer) {})
+	})
+}
+
+type slabDiscardCmd struct {
+	Marks []mark `arg:"" complete:"target" name:"mark" help:"Marks of slabs, as fsck --bad shows them, or @bad/ADDRESS."`
+}
+
+// Help is shown by --help.
+func (*slabDiscardCmd) Help() string {
+	return "References of the objects are those of freed objects from then on. Names that stand for them stay: quarry name delete."
+}
+
+func (s *slabDiscardCmd) Run(ctx context.Context, a *app) error {
+	discarded := []client.Ref{}
+	err := a.with(ctx, nil, func(ctx context.Context, c *client.Client) error {
+		for _, m := range s.Marks {
+			ref, err := m.ref(ctx, c)
+			if err == nil {
+				err = c.FreeBad(ctx, ref)
+			}
+			if err != nil {
+				return about(ref, markError(err))
+			}
+			discarded = append(discarded, ref)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return a.print(map[string]any{"discarded": discarded}, func(io.Writer) {})
+}
+
+// markError says of a mark what ErrFreed says of an object.
+func markError(err error) error {
+	if errors.Is(err, client.ErrFreed) {
+		return fmt.Errorf("the slab does not have this mark any more: quarry fsck --bad: %w", err)
+	}
+	return err
 }
 
 // about names the object in errors that do not.

@@ -55,6 +55,7 @@ var (
 	nodeExecuted      = NodeGroup.Counter("quarry_node_executed_total", "Requests of clients to read or change an object here, by outcome: done, unknown, or why not done (conflict, busy, elsewhere, ...).", "node", "outcome")
 	nodeExecTakeovers = NodeGroup.Counter("quarry_node_executed_takeovers_total", "Reservations of fenced sessions that such requests have met and taken over.", "node")
 	nodeReclaimed     = NodeGroup.Counter("quarry_node_reclaimed_blocks_total", "Empty blocks taken back for other size classes, of regions whose primary is here.", "node")
+	nodeLost          = NodeGroup.Counter("quarry_node_lost_objects_total", "Objects of which a reconcile here has found no whole image at any replica in sync: their slabs are marked BAD.", "node")
 	nodeAlike         = NodeGroup.Counter("quarry_node_alike_bytes_total", "Bytes of other replicas that a reconcile or copy of a region whose primary is here did not move, because their hash was that of the primary's.", "node")
 	nodeCopied        = NodeGroup.Counter("quarry_node_copied_bytes_total", "Bytes copied to replicas that are rebuilt, of regions whose primary is here.", "node")
 	nodeCalls         = NodeGroup.Histogram("quarry_node_agent_call_duration_seconds", "Commands of controllers, by method and outcome.", "node", "method", "outcome")
@@ -110,7 +111,7 @@ func node(ch chan<- prometheus.Metric, n *storagenode.Node) {
 		{nodeSessions, uint64(len(s.Sessions))}, {nodeWatched, uint64(s.WatchedWords)}, {nodeAdmitted, c.Admitted}, {nodeBadTickets, c.BadTickets}, {nodeFenced, c.Fenced},
 		{nodeExpelled, expelled}, {nodeKilled, c.Killed}, {nodeRotations, c.Rotations}, {nodeChains, c.Usage.Chains}, {nodeVerbs, c.Usage.Verbs},
 		{nodeRead, c.Usage.ReadBytes}, {nodeWritten, c.Usage.WrittenBytes}, {nodeVerified, c.Usage.VerifiedBytes}, {nodeRefused, c.Usage.Refusals}, {nodeOffences, c.Usage.Offences},
-		{nodeScrubbed, s.Settled.ScrubbedSlabs}, {nodeCopied, s.Settled.CopiedBytes}, {nodeAlike, s.Settled.AlikeBytes},
+		{nodeScrubbed, s.Settled.ScrubbedSlabs}, {nodeCopied, s.Settled.CopiedBytes}, {nodeAlike, s.Settled.AlikeBytes}, {nodeLost, s.Settled.Lost},
 		{nodeReclaimed, s.Settled.Reclaimed}, {nodeExecTakeovers, s.Executed.Takeovers},
 	} {
 		ch <- v.def.Value(float64(v.n), s.Name)

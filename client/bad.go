@@ -1,0 +1,106 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+// An object is lost when no replica has a whole image of it. Its slab can be marked BAD then (docs/DESIGN.md#objects-that-are-lost). A mark has a
+// reference of its own: the address of the slab, with the version of the mark in the place of born. Marks are listed among the names.
+
+// BadKind is the kind of the names that list marks. BadPrefix precedes the address.
+const (
+	BadKind   = "bad"
+	BadPrefix = "bad/"
+)
+
+// badName is the name under which a mark is listed.
+func badName(addr proto.Addr) string { return BadPrefix + addr.String() }
+
+// MarkBad marks the slab at an address BAD if its object is lost, and lists the mark. It returns the reference of the mark, that of the present one
+// if the slab is marked already. If the slab is marked and could not be listed, it returns both the reference and an error: ListBad
+// lists it.
+//
+// Errors: ErrWhole if a replica has a whole image: Repair mends the others. ErrFreed if there is no object. ErrBusy while a replica is being
+// rebuilt. ErrCorrupt if the replicas do not agree what is lost.
+func (c *Client) MarkBad(ctx context.Context, addr proto.Addr) (mark Ref, err error) {
+	err = c.onLane(ctx, KindUpdate, func(l *lane) error {
+		mark, err = l.slab.MarkBad(addr)
+		return err
+	})
+	if err != nil {
+		return Ref{}, err
+	}
+	return mark, c.ListBad(ctx, mark)
+}
+
+// FreeBad gives up the object of a slab that is marked BAD: its references are those of a freed object from then on, and the slab is used again. mark is the
+// reference of the mark; ErrFreed if the slab does not have it any more. Chunks of a large object stay, and fsck finds them.
+func (c *Client) FreeBad(ctx context.Context, mark Ref) error {
+	err := c.onLane(ctx, KindFree, func(l *lane) error {
+		if err := l.alloc.FreeBad(mark); err != nil {
+			return err
+		}
+		_ = l.alloc.Tidy() // map bits that cannot be cleared now are left to the scrub
+		return nil
+	})
+	return c.unlisted(ctx, mark, err)
+}
+
+// Restore gives an object that is lost a payload again, from a copy that the caller has, and a tag. The object keeps its reference, ref. mark is the reference of the
+// mark that its slab has; ErrFreed if the slab does not have it any more. The caller vouches that ref is of the object that was marked: the slab
+// does not tell, and a reference of an object that was freed before would bring that one back.
+//
+// The payload has to fit into the slab: ErrTooLarge. Objects that are written once, chunks of large ones, and objects in STAGED slabs are not
+// restored: ErrImmutable. Make a new object, and give the lost one up by FreeBad.
+func (c *Client) Restore(ctx context.Context, mark, ref Ref, payload []byte, tag uint32) error {
+	switch {
+	case mark.Addr != ref.Addr || mark.Incarnation.Generation() != ref.Incarnation.Generation():
+		return fmt.Errorf("%w: %v is not in the slab of the mark %v", ErrArgument, ref, mark)
+	case tag > proto.MaxUserTag:
+		return fmt.Errorf("%w: tag %d: want at most %d", ErrArgument, tag, proto.MaxUserTag)
+	}
+	err := c.onLane(ctx, KindUpdate, func(l *lane) error {
+		_, err := l.slab.Restore(ref, mark.Incarnation.Born(), payload, tag)
+		return err
+	})
+	return c.unlisted(ctx, mark, err)
+}
+
+// ListBad lists a mark among the names, if it is not listed.
+func (c *Client) ListBad(ctx context.Context, mark Ref) error {
+	name := badName(mark.Addr)
+	_, err := c.Names().Create(ctx, name, BadKind, mark)
+	if !errors.Is(err, ErrNameExists) {
+		return err
+	}
+	e, err := c.Names().Lookup(ctx, name)
+	switch {
+	case err != nil:
+		return err
+	case e.Kind != BadKind:
+		return fmt.Errorf("%w: %q, of kind %q: the mark %v is not listed", ErrNameExists, name, e.Kind, mark)
+	case e.Ref == mark:
+		return nil
+	}
+	_, err = c.Names().Swap(ctx, name, e.Revision, mark)
+	return err
+}
+
+// unlisted takes a mark from the list that is not on its slab any more, and returns the error of the call that has found it so.
+func (c *Client) unlisted(ctx context.Context, mark Ref, err error) error {
+	if err != nil && !errors.Is(err, ErrFreed) {
+		return err
+	}
+	e, lerr := c.Names().Lookup(ctx, badName(mark.Addr))
+	if lerr == nil && e.Kind == BadKind && e.Ref == mark {
+		lerr = c.Names().Delete(ctx, e.Name, e.Revision)
+	}
+	if err == nil && lerr != nil && !errors.Is(lerr, ErrNoName) && !errors.Is(lerr, ErrConflict) && !errors.Is(lerr, ErrBadName) {
+		return fmt.Errorf("done, and the name %q stays: %w", badName(mark.Addr), lerr)
+	}
+	return err
+}
