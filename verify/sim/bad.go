@@ -52,7 +52,7 @@ func (c *client) worsen(obj int) bool {
 func (w *world) damage(obj int) {
 	p := w.mem(w.mirror.table.node[0])
 	o := &w.objs[obj]
-	s, _, ok := w.check.place(p, uint64(w.check.regs[o.refs[0]].ref.Addr.Off()))
+	s, seed, ok := w.check.place(p, uint64(w.check.regs[o.refs[0]].ref.Addr.Off()))
 	if !ok {
 		return
 	}
@@ -69,8 +69,7 @@ func (w *world) damage(obj int) {
 	w.hurts = append(w.hurts, hurt{s.Off, v.Version()})
 	w.stats.Hurt++
 	for n := range w.d.nodes {
-		if nodes>>n&1 != 0 {
-			m := w.mem(n)
+		if m := w.mem(n); nodes>>n&1 != 0 && w.check.whole(m, s, seed, v) { // the same bit a second time would mend it
 			m.FlipBit(at, bit)
 			m.Flush(at, 8)
 		}
