@@ -27,6 +27,31 @@ func (w *world) anyHurt(off uint64) bool {
 	return slices.ContainsFunc(w.hurts, func(h hurt) bool { return h.off == off })
 }
 
+// valued is a value and the version under which it was committed first.
+type valued struct{ value, version uint64 }
+
+// noteValue is called for each commit of an image. A copier may have READ an image before it was damaged everywhere, and write it behind that: a repair commits its value
+// again, under another version. The history of such an object is checked by its values alone (porcupine).
+func (w *world) noteValue(off, value, version uint64) {
+	if !w.opt.Bad {
+		return
+	}
+	for i := range w.check.regs {
+		if r := &w.check.regs[i]; r.value == value && r.version != version {
+			w.mends = append(w.mends, off)
+		}
+	}
+	for _, v := range w.values {
+		if v.value == value && v.version != version {
+			w.mends = append(w.mends, off)
+		}
+	}
+	w.values = append(w.values, valued{value, version})
+}
+
+// isMended reports whether a value of a slab has two versions.
+func (w *world) isMended(off uint64) bool { return slices.Contains(w.mends, off) }
+
 // worsen does one of the operations of this file. false: it has not.
 func (c *client) worsen(obj int) bool {
 	w := c.w

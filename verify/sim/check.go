@@ -309,6 +309,7 @@ func (k *checker) committed(s proto.Slab, seed uint64, addr proto.Addr, new prot
 	if (w.opt.Batches || w.opt.Bad) && new.State() == proto.StateLive {
 		k.whole(w.mem(t.node[0]), s, seed, new)
 		w.wroteBlindly(proto.Word(k.img, proto.ImageHeaderBytes), new.Version())
+		w.noteValue(s.Off, proto.Word(k.img, proto.ImageHeaderBytes), new.Version())
 	}
 	for i := range t.n {
 		if t.rebuilding[i] {

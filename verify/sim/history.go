@@ -176,6 +176,7 @@ func (w *world) placeAll() {
 		e := &w.hist[i]
 		p := uint64(0)
 		switch {
+		case w.isMended(uint64(w.check.regs[e.reg].ref.Addr.Off())):
 		case e.result == okResult && e.kind == opRead:
 			p = 2*e.seen + 1
 		case e.result == okResult && e.kind == opUpdate:

@@ -166,6 +166,7 @@ func (k *checker) raised(m *fabric.Memory, place int, s proto.Slab, seed uint64,
 	k.counted(s, func(_ int, _ *fabric.Memory, v proto.V) { all = all && v.Settled() == new.Settled() })
 	if all && (w.opt.Batches || w.opt.Bad) && new.State() == proto.StateLive && k.whole(m, s, seed, new) {
 		w.wroteBlindly(proto.Word(k.img, proto.ImageHeaderBytes), new.Version())
+		w.noteValue(s.Off, proto.Word(k.img, proto.ImageHeaderBytes), new.Version())
 	}
 }
 

@@ -36,6 +36,8 @@ type world struct {
 	lostToRot []uint64                     // slabs; see excuse
 	hurts     []hurt                       // images that were damaged; see bad.go
 	bads      []bad                        // marks that were made
+	values    []valued                     // values that were committed, with Options.Bad
+	mends     []uint64                     // slabs in which a repair has given a value another version
 	away      [maxProcs]bool               // no message passes between client and controllers
 	healed    bool                         // all faults are over: now everything must come to rest
 
@@ -136,7 +138,7 @@ func (w *world) reset(opt Options, seed uint64) {
 	w.fab.Halt = false
 	w.draw()
 	w.rotten, w.lostToRot = -1, w.lostToRot[:0]
-	w.hurts, w.bads = w.hurts[:0], w.bads[:0]
+	w.hurts, w.bads, w.values, w.mends = w.hurts[:0], w.bads[:0], w.values[:0], w.mends[:0]
 	profile := fabric.DRAM
 	if opt.Durable {
 		profile = [...]fabric.Profile{fabric.ADRDDIOOn, fabric.ADRDDIOOff, fabric.EADR}[w.ch.choose(3)]
