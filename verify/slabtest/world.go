@@ -185,10 +185,6 @@ func with(t testing.TB, r int, d rdma.Dialer, memory func(name string, bytes uin
 		a := host.New([16]byte{9}, keyring.NewRing(key.Public()), uint32(i+1), 1, host.Limits{})
 		m, ledger, err := memory("test", proto.MinRegionBytes)
 		require.NoError(t, err)
-		t.Cleanup(func() { // behind the server's end: a package has hundreds of worlds
-			require.NoError(t, a.Close(context.Background()))
-			require.NoError(t, m.Close())
-		})
 		require.NoError(t, a.OpenRegion(t.Context(), 1, 1, m))
 		t.Cleanup(func() { // behind the server's
 			require.NoError(t, a.Close(context.Background()))
