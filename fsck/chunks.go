@@ -166,6 +166,9 @@ func (c *check) indexesOf(w *work, b uint32, met func(proto.Ref)) (whole bool, e
 				torn++ // it may be put back, and then another image names its chunks
 				continue
 			}
+			if v.State() == proto.StateBad {
+				return false, nil // it may have been an index: its chunks are kept until the mark is taken away
+			}
 			if v.State() != proto.StateLive {
 				continue
 			}

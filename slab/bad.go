@@ -20,8 +20,8 @@ import (
 //
 // Invariants:
 //
-//   - B1. A session commits BAD only if it holds R, and has found under it that V is the same at all replicas, that all of
-//     them are in sync, and that none has a whole image of V. It READs every replica twice, and does not go by bytes that differ: a
+//   - B1. A session commits BAD only if it holds R, and has found under it that V and the header of the block are the same at all
+//     replicas, that all of them are in sync, and that none has a whole image of V. It READs every replica twice, and does not go by bytes that differ: a
 //     fault between the memory and this session must not give an object up.
 //   - B2. BAD@k names no image. No reader, repair or copier takes one in its place: an image of version k may be that of a
 //     writer which died.
@@ -89,7 +89,7 @@ func (l *Lane) markOnce(addr proto.Addr) (proto.Ref, error) {
 	lost, err := l.isLost(&a, h.Generation())
 	next := uint64(0)
 	if err == nil && lost {
-		if next = nextTombstone(&a); next > proto.MaxVersion-maxSpare {
+		if next = nextMark(&a); next > proto.MaxVersion-maxSpare {
 			err = fmt.Errorf("%w: %v", ErrVersions, addr)
 		}
 	}
@@ -104,6 +104,15 @@ func (l *Lane) markOnce(addr proto.Addr) (proto.Ref, error) {
 	a.next = proto.MakeV(proto.StateBad, next)
 	l.commit(&a)
 	return markOf(&a.object, h.Generation(), a.next), a.answer()
+}
+
+// nextMark is the version of a mark. A birth behind FreeBad writes the place of a pair where an image that a dead writer left may stand: the mark is
+// above that image.
+func nextMark(a *attempt) uint64 {
+	if a.slab.Kind == proto.Pair {
+		return nextVersion(a)
+	}
+	return nextTombstone(a)
 }
 
 // holdAny reserves a slab whatever is in it, and waits for a holder, or takes over from one that is fenced. nil: the attempt
@@ -154,8 +163,23 @@ func (l *Lane) isLost(a *attempt, generation uint32) (bool, error) {
 	if err := errors.Join(err1, err2); err != nil {
 		return false, err
 	}
+	block, _ := a.reg.Geometry.BlockOf(a.slab.Off)
 	for _, buf := range [][]byte{first, second} {
 		err := l.repeatHeld(a, func() {
+			for i := range a.reg.N {
+				l.round.Chain(a.reg.To[i]).Read(a.reg.Geometry.HeaderOff(block), l.words[i])
+			}
+		})
+		if err != nil {
+			return false, err
+		}
+		for i := range a.reg.N {
+			h := proto.Header(proto.Word(l.words[i], 0))
+			if !h.Valid() || !h.State().Open() || h.Generation() != generation || h.Class() != a.slab.Class || h.Kind() != a.slab.Kind {
+				return false, fmt.Errorf("%w: header of the block of %v is %v at replica %d", ErrCorrupt, a.ref.Addr, h, i)
+			}
+		}
+		err = l.repeatHeld(a, func() {
 			for i := range a.reg.N {
 				l.round.Chain(a.reg.To[i]).Read(a.slab.Off, buf[i*size:][:size])
 			}

@@ -27,8 +27,18 @@ var badMutants = []mutant{
 	},
 	{
 		name: "mark under the lost version", what: "makes LIVE@n BAD@n",
-		edits: []edit{{"slab.(*Lane).markOnce", `next = nextTombstone(&a)`, `next = a.v.Version()`}},
+		edits: []edit{{"slab.(*Lane).markOnce", `next = nextMark(&a)`, `next = a.v.Version()`}},
 		runs:  []run{schedules(lost, 3000)},
+	},
+	{
+		name: "mark below a dead image", what: "gives a mark the version behind V, whatever image stands in the other place",
+		edits: []edit{{"slab.nextMark", `a.slab.Kind == proto.Pair`, `false`}},
+		runs:  []run{tests("slab", "^TestBirthBehindAMarkAndADeadImage$")},
+	},
+	{
+		name: "mark by one header", what: "does not compare the header of the block at all replicas",
+		edits: []edit{{"slab.(*Lane).isLost", `h.Generation() != generation`, `h.Generation() != generation && i == 0`}},
+		runs:  []run{tests("slab", "^TestNoMarkUnderADamagedHeader$")},
 	},
 	{
 		name: "mark under another V", what: "marks a slab whose replicas do not have the same V",
