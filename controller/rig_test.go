@@ -312,7 +312,11 @@ func (a *agent) Fence(ctx context.Context, r *connect.Request[quarrypb.FenceRequ
 }
 
 func (a *agent) Ping(context.Context, *connect.Request[quarrypb.PingRequest]) (*connect.Response[quarrypb.PingResponse], error) {
-	return connect.NewResponse(&quarrypb.PingResponse{Id: a.rec.Id, Incarnation: a.rec.Incarnation}), nil
+	answer := &quarrypb.PingResponse{Incarnation: a.rec.Incarnation}
+	if self := a.self.Load(); self != nil { // a controller may ping before register has returned
+		answer.Id = self.Number
+	}
+	return connect.NewResponse(answer), nil
 }
 
 // ownConnection is a client with connections of its own, and what ends them.
