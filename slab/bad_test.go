@@ -277,7 +277,8 @@ func TestMarkerDiesAtEachVerb(t *testing.T) {
 					if op == "restore" && w.kind != proto.Pair {
 						return
 					}
-					for verbs, died := 0, true; died; verbs++ {
+					step := slabtest.Stride(t, 1, 9)
+					for verbs, died := 0, true; died; verbs += step {
 						died = false
 						for _, backwards := range []bool{false, true} {
 							died = w.markerDies(t, op, epoch, verbs, backwards) || died

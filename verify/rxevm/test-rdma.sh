@@ -176,7 +176,7 @@ suited)
 	if [ $took -le $quickEnough ]; then
 		# Not what is about words and images that dead sessions and damage leave in memory: tests of the same
 		# programs over tcp are in make test, and here takeovers, scrubs, reconciles and copies run in other tests.
-		above '|Joiner|DeadWriters|Damaged|InvalidV|TakerKeeps|WriterDiesWithAStagingSlab'
+		above '|Joiner|DeadWriters|Damaged|InvalidV|TakerKeeps|WriterDiesWithAStagingSlab|MarkerDies'
 		# Enough to see that the yardstick works: the figures of a busy host are noise.
 		RATIO_SAMPLES=10
 		export RATIO_SAMPLES
