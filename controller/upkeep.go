@@ -48,8 +48,11 @@ const (
 	// file keeps names from being accepted.
 	tightShare = 5
 	// recordOverhead is what a change of a name costs in etcd beside its value: key,
-	// revision, pages that are not full.
+	// revision, pages that are not full. A value of more than half a page has pages of its own.
 	recordOverhead = 512
+	pageBytes      = 4096
+	// storeLag is more than the age of what etcd's size lacks: etcd commits to its file ten times a second.
+	storeLag = 500 * time.Millisecond
 	// quotaUnknown is the quota of a server that does not tell: etcd's default.
 	quotaUnknown = 2 << 30
 )
@@ -65,13 +68,20 @@ type StoreSize struct {
 // upkeep is what a controller knows of etcd's size.
 type upkeep struct {
 	size  atomic.Pointer[StoreSize] // nil until it was read
-	grown atomic.Uint64             // bytes of name changes since size was read, at most
+	grown atomic.Uint64             // bytes of name changes that size may lack, at most; the loop alone takes from it
 	wake  chan struct{}             // of capacity 1: look now
 	// Of the loop alone:
 	compacted uint64     // bytes in use after the last compaction
 	dropped   int64      // the revision of the last compaction
 	seen      []revision // newest last: the last one older than keepHistory, and those after it
 	warned    bool       // the log has said that etcd is nearly full
+	points    []growth   // what grown was at earlier looks that are younger than storeLag, newest last
+}
+
+// growth is what grown was at a time.
+type growth struct {
+	at    time.Time
+	bytes uint64
 }
 
 // revision is etcd's revision at a time.
@@ -185,7 +195,7 @@ func (c *Controller) endpoints() []string {
 // measureStore reads the size of the fullest endpoint.
 func (c *Controller) measureStore(ctx context.Context) (fullest *clientv3.StatusResponse, err error) {
 	u := &c.upkeep
-	grown := u.grown.Load()
+	settled := u.settled(time.Now())
 	err = errors.New("no endpoint")
 	for _, e := range c.endpoints() {
 		sctx, cancel := context.WithTimeout(ctx, etcdTimeout) // an endpoint that is gone must not use up the time of the others
@@ -216,8 +226,34 @@ func (c *Controller) measureStore(ctx context.Context) (fullest *clientv3.Status
 		}
 	}
 	u.size.Store(s)
-	u.grown.Add(-grown)
+	u.take(settled)
 	return fullest, nil
+}
+
+// settled is how much of grown a size that is read now has: what was there storeLag ago.
+func (u *upkeep) settled(now time.Time) (bytes uint64) {
+	grown := u.grown.Load()
+	if n := len(u.points); n == 0 || u.points[n-1].bytes != grown {
+		u.points = append(u.points, growth{now, grown})
+	}
+	for _, p := range u.points {
+		if now.Sub(p.at) >= storeLag {
+			bytes = p.bytes
+		}
+	}
+	return bytes
+}
+
+// take takes what a size has from grown, and forgets the looks of which that is so.
+func (u *upkeep) take(bytes uint64) {
+	u.grown.Add(-bytes)
+	kept := u.points[:0]
+	for _, p := range u.points {
+		if p.bytes > bytes {
+			kept = append(kept, growth{p.at, p.bytes - bytes})
+		}
+	}
+	u.points = kept
 }
 
 // mostlyFree reports that the file is worth a defragmentation, during which its member
@@ -280,6 +316,15 @@ func (c *Controller) defragment(ctx context.Context, full bool) error {
 	return nil
 }
 
+// recordBytes is what a change of a name takes of etcd's file, for a value of so many bytes.
+func recordBytes(value int) uint64 {
+	n := uint64(value) + recordOverhead
+	if value > pageBytes/2 {
+		n = (n + pageBytes - 1) / pageBytes * pageBytes
+	}
+	return n
+}
+
 // roomForNames refuses a change of names that would leave the control plane too little
 // of etcd.
 func (c *Controller) roomForNames(bytes int) error {
@@ -288,7 +333,8 @@ func (c *Controller) roomForNames(bytes int) error {
 	if s == nil {
 		return nil // etcd's size has not been read yet: etcd has just begun to answer
 	}
-	grown := u.grown.Add(uint64(bytes) + recordOverhead)
+	n := recordBytes(bytes)
+	grown := u.grown.Load() + n
 	if grown > s.QuotaBytes/compactShare {
 		select { // sizes are to be read sooner
 		case u.wake <- struct{}{}:
@@ -297,8 +343,8 @@ func (c *Controller) roomForNames(bytes int) error {
 	}
 	used := s.UsedBytes + grown
 	if used > s.QuotaBytes/8*nameShare || max(s.FileBytes, used) > s.QuotaBytes/8*fileShare {
-		u.grown.Add(-uint64(bytes) - recordOverhead)
 		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("no room for names: etcd uses %d of %d bytes, and the last quarter is for the control plane. Delete names that are not needed: their space is free within a minute", s.UsedBytes, s.QuotaBytes))
 	}
+	u.grown.Add(n)
 	return nil
 }
