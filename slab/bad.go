@@ -26,14 +26,14 @@ import (
 //   - B2. BAD@k names no image. No reader, repair or copier takes one in its place: an image of version k may be that of a
 //     writer which died.
 //   - B3. BAD@k leaves to a version above k alone, by FreeBad, Restore and Reconcile (which has a later version, or none that is
-//     whole). So a replica or a session that has the mark and one that has what came before it or behind it are told apart by the
-//     version, as everywhere.
+//     whole). So versions order a mark among the other states of the slab, at replicas and in sessions.
 //   - B4. FreeBad and Restore name the mark: BAD@k, and no other. References do not tell whether they are of the lost object, because the
 //     image that has its incarnation is damaged. So Update, Write and Free, which have a reference alone, do not change a slab that is BAD: one that
 //     was freed long ago would free or bring back another object.
 //
-// The mark is named by a reference: address, generation of the block, and k in the place of born. Versions rise, and k is given to
-// the mark, so no object is ever born at k.
+// The mark is named by a reference: address, generation of the block, and k in the place of born. MarkBad uses k up, so no object is
+// born at its k. A Reconcile marks what it finds lost with the version n that the object had: if that was never updated, n is its born version, and
+// the reference of the mark is also the object's. FreeBad and Restore change only a slab whose V is BAD@k.
 
 // MarkBad marks the slab at an address if its object is lost: V of all replicas names the same image, and none has it whole. It
 // returns the reference of the mark; that of the present mark if the slab is marked already.
