@@ -144,7 +144,7 @@ func (s *Set) Check(ctx context.Context, c *client.Client, progress func(done ui
 	return r, nil
 }
 
-// readPart maps the memory of a local part for reading, whoever has it open.
+// readPart maps the memory of a local part for reading. It takes no lock: another process may have the part open.
 func readPart(p Part) (memory []byte, unmap func(), err error) {
 	f, h, err := readHeader(p)
 	if err != nil {

@@ -123,7 +123,8 @@ func (s *Set) Open(ctx context.Context, c *client.Client, o MemoryOptions) (*Mem
 	return s.open(ctx, c, o, nil)
 }
 
-// Sync makes all replicas as the local part is, whoever has changed them since, and makes those that are missing, with the options. It returns the sum over all replicas.
+// Sync copies the local part to all replicas, also where another owner has changed a replica since. It creates missing replicas with the options. The
+// report is the sum over all replicas.
 func (s *Set) Sync(ctx context.Context, c *client.Client, o Options, progress func(done uint64)) (r Report, err error) {
 	m, err := s.open(ctx, c, MemoryOptions{Progress: progress}, &o)
 	if err != nil {
