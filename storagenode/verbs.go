@@ -332,8 +332,9 @@ type Adapter struct {
 	Events          map[string]uint64 `json:"events"`        // asynchronous ones, by the library's names
 	Registrations   uint64            `json:"registrations"` // of regions; for each epoch without windows
 	RegisterSeconds float64           `json:"register_seconds"`
-	AccessErrors    uint64            `json:"access_errors"` // queue pairs that ended because of a client's wrong request
-	Expelled        uint64            `json:"expelled"`      // sessions ended for that
+	AccessErrors    uint64            `json:"access_errors"`  // queue pairs that ended because of a client's wrong request
+	Expelled        uint64            `json:"expelled"`       // sessions ended for that
+	VerifiedBytes   uint64            `json:"verified_bytes"` // hashed by the node's processors for verbs clients
 }
 
 // adapter describes the adapter; nil: there is none.
@@ -344,7 +345,7 @@ func (a *access) adapter() *Adapter {
 	times, took := a.verbs.Registration()
 	caps := a.verbs.Caps()
 	return &Adapter{Device: caps.Device, Number: caps.Port, Port: verbs.ReadPort("/", caps.Device, caps.Port), Events: a.verbs.Events(),
-		Registrations: times, RegisterSeconds: took.Seconds(), AccessErrors: a.verbs.AccessErrors(), Expelled: a.verbs.Expelled()}
+		Registrations: times, RegisterSeconds: took.Seconds(), AccessErrors: a.verbs.AccessErrors(), Expelled: a.verbs.Expelled(), VerifiedBytes: a.verbs.VerifiedBytes()}
 }
 
 // connected is the number of lanes by provider, for registrations and heartbeats.

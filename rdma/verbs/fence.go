@@ -91,6 +91,9 @@ func (s *Server) offend(serial uint64) {
 // Expelled is how many sessions were ended because they were refused too often.
 func (s *Server) Expelled() uint64 { return s.expelled.Load() }
 
+// VerifiedBytes is how many bytes were hashed for clients.
+func (s *Server) VerifiedBytes() uint64 { return s.verified.Load() }
+
 // Fence ends sessions. When it returns nil, no verb of theirs changes a byte on
 // this node, and none will be admitted again.
 func (s *Server) Fence(ctx context.Context, serials ...uint64) error {

@@ -135,6 +135,17 @@ func TestFlushWaitsForNoHash(t *testing.T) {
 	require.Empty(t, s.hashes.order, "a lane that ends leaves its queue")
 }
 
+// What was hashed for clients is counted, what was refused is not.
+func TestHashedBytesAreCounted(t *testing.T) {
+	s, _ := ledgerServer(t)
+	h := &host.Hasher{}
+	_, err := s.hash(&lane{}, h, 1, 5, 64, 192, 0)
+	require.NoError(t, err)
+	_, err = s.hash(&lane{}, h, 1, 4, 64, 192, 0)
+	require.Error(t, err)
+	require.EqualValues(t, 192, s.VerifiedBytes())
+}
+
 // A request for much waits behind other lanes after each step. A lane that ends leaves the queue, and has nothing more flushed.
 func TestFlushesTakeTurns(t *testing.T) {
 	s, ledger := ledgerServer(t)

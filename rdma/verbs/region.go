@@ -355,6 +355,7 @@ func (s *Server) persist(l *lane, number uint32, epoch, off, bytes uint64) error
 func (s *Server) hash(l *lane, h *host.Hasher, number uint32, epoch, off, bytes, seed uint64) (sum uint64, err error) {
 	err = s.onRange(l, number, epoch, off, bytes, func(m *host.Memory) error {
 		sum = h.Hash(m.Bytes(), off, bytes, seed)
+		s.verified.Add(bytes)
 		return nil
 	})
 	return sum, err

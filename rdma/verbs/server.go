@@ -81,7 +81,7 @@ type Server struct {
 	access  atomic.Uint64       // queue pairs that died of what their client sent
 	strays  atomic.Uint64       // requests to connect that were refused
 
-	registrations, registeredNs, expelled atomic.Uint64 // for Registration and Expelled
+	registrations, registeredNs, expelled, verified atomic.Uint64 // for Registration, Expelled and VerifiedBytes
 
 	async  *events    // of the device
 	failed chan error // why the node has to end

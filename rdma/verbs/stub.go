@@ -53,6 +53,7 @@ func (*Server) Sessions() []host.SessionStatus                                 {
 func (*Server) NewLoop() (*Loop, error)                                        { return nil, ErrNotBuilt }
 func (*Server) Registration() (times uint64, took time.Duration)               { return 0, 0 }
 func (*Server) Expelled() uint64                                               { return 0 }
+func (*Server) VerifiedBytes() uint64                                          { return 0 }
 func (*Server) AccessErrors() uint64                                           { return 0 }
 func (*Server) Err() <-chan error                                              { return nil }
 func (*Server) Events() map[string]uint64                                      { return nil }

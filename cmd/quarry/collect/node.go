@@ -99,9 +99,10 @@ func (x *Nodes) Collect(ch chan<- prometheus.Metric) {
 func node(ch chan<- prometheus.Metric, n *storagenode.Node) {
 	s := n.Stats()
 	c := s.Counters
-	expelled := c.Expelled
+	expelled, verified := c.Expelled, c.Usage.VerifiedBytes
 	if s.Adapter != nil {
 		expelled += s.Adapter.Expelled
+		verified += s.Adapter.VerifiedBytes
 	}
 	for _, v := range []struct {
 		def *metrics.Def
@@ -110,7 +111,7 @@ func node(ch chan<- prometheus.Metric, n *storagenode.Node) {
 		{nodeCapacity, s.CapacityBytes}, {nodeHosted, s.HostedBytes}, {nodeResident, s.ResidentBytes}, {nodeRegistrations, s.Registrations},
 		{nodeSessions, uint64(len(s.Sessions))}, {nodeWatched, uint64(s.WatchedWords)}, {nodeAdmitted, c.Admitted}, {nodeBadTickets, c.BadTickets}, {nodeFenced, c.Fenced},
 		{nodeExpelled, expelled}, {nodeKilled, c.Killed}, {nodeRotations, c.Rotations}, {nodeChains, c.Usage.Chains}, {nodeVerbs, c.Usage.Verbs},
-		{nodeRead, c.Usage.ReadBytes}, {nodeWritten, c.Usage.WrittenBytes}, {nodeVerified, c.Usage.VerifiedBytes}, {nodeRefused, c.Usage.Refusals}, {nodeOffences, c.Usage.Offences},
+		{nodeRead, c.Usage.ReadBytes}, {nodeWritten, c.Usage.WrittenBytes}, {nodeVerified, verified}, {nodeRefused, c.Usage.Refusals}, {nodeOffences, c.Usage.Offences},
 		{nodeScrubbed, s.Settled.ScrubbedSlabs}, {nodeCopied, s.Settled.CopiedBytes}, {nodeAlike, s.Settled.AlikeBytes}, {nodeLost, s.Settled.Lost},
 		{nodeReclaimed, s.Settled.Reclaimed}, {nodeExecTakeovers, s.Executed.Takeovers},
 	} {
