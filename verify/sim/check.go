@@ -143,9 +143,13 @@ func (k *checker) Ran(m *fabric.Memory, session uint32) {
 
 // shared reports whether a replica of the present configuration, m or another, serves the
 // epoch that m serves. The checks then apply to m even if its node has left the
-// configuration, because a client with the old table reaches both.
+// configuration, because a client with the old table reaches both. A region that is LOST is left out:
+// what of it a replica that was being rebuilt still serves is read by nobody, and no fence waits for it.
 func (k *checker) shared(m *fabric.Memory) bool {
 	t := k.w.tableOf(m.Region)
+	if t.lost {
+		return false
+	}
 	if k.told[m.Region][m.Epoch/64%(maxTold/64)]>>(m.Epoch%64)&1 == 0 {
 		return false // agents alone have keys
 	}

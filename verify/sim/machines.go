@@ -436,6 +436,7 @@ func sameMembers(a, b *table) bool {
 func rowOf(r *quarrypb.Region) (t table) {
 	t.epoch = r.Epoch
 	t.open = r.State == quarrypb.RegionState_REGION_STATE_OPEN
+	t.lost = r.State == quarrypb.RegionState_REGION_STATE_LOST
 	for _, p := range r.Replicas {
 		if p.State == quarrypb.ReplicaState_REPLICA_STATE_OUT || t.n == maxNodes {
 			continue

@@ -8,6 +8,7 @@ import (
 type table struct {
 	rev, epoch, reclaim uint64           // revision, epoch of the region, reclaim epoch
 	open                bool             // the region is OPEN
+	lost                bool             // it is LOST: before clients get keys again, it begins another epoch
 	n                   int              // replicas that are not OUT
 	node                [maxNodes]int    // of replica i, i < n
 	incarnation         [maxNodes]uint64 // of that node
