@@ -99,6 +99,19 @@
 // A reader of a frozen R checks whether R has been absorbed. It has not if L still has that stamp, or if
 // R is still the right link of its left neighbour. The root absorbs an only child in the same way.
 //
+// # Shift
+//
+// Compact fills L up with entries of R, where there are too many for a merge. It is a merge and a split of L in one commit:
+//
+//  1. Update R: frozen, as in a merge.
+//  2. Alloc a leaf N with the entries that stay to the right, and R's right link.
+//  3. Update L, only if it still has that stamp: its entries and the others of R, the new high fence, and N as right link. Linearizes here.
+//  4. Update the parent: R's entry goes, N's comes. Free R.
+//
+// For others R is absorbed. So keys move to the left only out of a node that is never current again, and who comes to it looks to
+// the left once more. A client that meets R between 1 and 3 completes the shift; without memory for N it gives L another
+// stamp instead, and thaws R.
+//
 // # Obligations of the caller
 //
 // One goroutine at a time uses a Program; Shared is safe for many. Slices given to a callback are valid

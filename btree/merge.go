@@ -3,6 +3,8 @@ package btree
 import (
 	"bytes"
 	"errors"
+
+	"github.com/quarrystore/quarry/slab"
 )
 
 // This file merges neighbouring nodes: see Merge in the package comment.
@@ -112,7 +114,8 @@ func (p *Program) merge(l, r *page) error {
 	if err != nil {
 		return err
 	}
-	return p.absorb(l, frozen)
+	_, err = p.absorb(l, frozen, p.limits.Room)
+	return err
 }
 
 // freeze marks r as frozen by l, with l's stamp: no client writes to r as long as l has that
@@ -127,32 +130,58 @@ func (p *Program) freeze(l, r *page) (*page, error) {
 }
 
 // absorb moves the entries of the frozen r into l, if l still has the stamp that r names. If l
-// has another one, it thaws r.
+// has another one, it thaws r. Of leaves whose entries take more than full bytes a new node gets those that l has no room for.
 //
 // Linearizes at: the commit of l. The keys are the same before and after.
-func (p *Program) absorb(l, r *page) error {
-	var u *node
-	if l.ref == p.root && l.level > r.level {
+func (p *Program) absorb(l, r *page, full int) (done bool, err error) {
+	shrinks := l.ref == p.root && l.level > r.level
+	var u, rest *node
+	var made []Ref
+	if shrinks {
 		u = r.node()
 		u.by, u.at, u.stamp = Ref{}, 0, max(l.stamp, r.stamp)+1
-	} else {
-		u = union(l.node(), r.node())
+	} else if u = union(l.node(), r.node()); u.level == 0 && u.size() > full {
+		u, rest = u.shifted(u.shiftAt(l.count, r.low, full, p.limits.Room), l.count, r.low)
+		if u.right, err = p.alloc(rest); err != nil {
+			return false, errors.Join(errNotShifted, err, p.giveUp(l, r))
+		}
+		made = []Ref{u.right}
 	}
-	done, err := p.commit(l.ref, l.stamp, u)
+	done, err = p.commit(l.ref, l.stamp, u, made...)
 	switch {
 	case err != nil:
-		return err
+		return false, err
 	case !done:
-		return p.settle(r.ref)
-	}
-	if l.ref == p.root && l.level > r.level {
+		return false, p.settle(r.ref)
+	case shrinks:
 		p.stats.shrinks.Add(1)
-	} else {
+	case rest != nil:
+		p.stats.shifts.Add(1)
+	default:
 		p.stats.merges.Add(1)
 	}
 	p.cache.drop(l.ref)
 	p.cacheNode(l.ref, u)
-	return p.bury(r)
+	if err := p.bury(r); err != nil || rest == nil {
+		return true, err
+	}
+	if err := p.post(1, rest.low, made[0]); err != nil {
+		p.later(repair{sep: rest.low, child: made[0]})
+	}
+	return true, nil
+}
+
+// errNotShifted: there is no memory for a new node. The node that was frozen may be written again.
+var errNotShifted = errors.New("the leaves stay as they are")
+
+// giveUp ends the frozen state of r without a merge: a new stamp of l takes away the effect of the freeze.
+func (p *Program) giveUp(l, r *page) error {
+	n := l.node()
+	n.stamp++
+	if _, err := p.commit(l.ref, l.stamp, n); err != nil {
+		return err
+	}
+	return p.settle(r.ref)
 }
 
 // bury removes the entry of an absorbed node from its parent, and frees the node.
@@ -188,7 +217,11 @@ func (p *Program) settle(ref Ref) error {
 		if err := l.valid(); err != nil {
 			return err
 		}
-		return p.absorb(l, r)
+		_, err = p.absorb(l, r, p.limits.Room)
+		if errors.Is(err, errNotShifted) && !errors.Is(err, slab.ErrUnknown) {
+			err = nil // a write that meets r needs no memory
+		}
+		return err
 	case err != nil && !freed(err):
 		return err
 	}
@@ -288,5 +321,6 @@ func (p *Program) shrink(root *page) error {
 	if err != nil {
 		return err
 	}
-	return p.absorb(root, frozen)
+	_, err = p.absorb(root, frozen, p.limits.Room)
+	return err
 }

@@ -153,7 +153,7 @@ type Shared struct {
 
 // counters of structural changes; the client counts calls, rounds and verbs.
 type counters struct {
-	layers, splits, splitsAtKey, grows, merges, shrinks, posted, unlinked, thawed, rightSteps, restarts atomic.Uint64
+	layers, splits, splitsAtKey, grows, merges, shifts, shrinks, posted, unlinked, thawed, rightSteps, restarts atomic.Uint64
 }
 
 // Root is the tree's root, for the placement library.
@@ -168,7 +168,7 @@ func (s *Shared) CacheStats() CacheStats { return s.cache.Stats() }
 // Changes counts what this process has done to the tree's structure.
 func (s *Shared) Changes() map[string]uint64 {
 	c := &s.stats
-	return map[string]uint64{"layers": c.layers.Load(), "splits": c.splits.Load(), "splits_at_key": c.splitsAtKey.Load(), "grows": c.grows.Load(), "merges": c.merges.Load(), "shrinks": c.shrinks.Load(),
+	return map[string]uint64{"layers": c.layers.Load(), "splits": c.splits.Load(), "splits_at_key": c.splitsAtKey.Load(), "grows": c.grows.Load(), "merges": c.merges.Load(), "shifts": c.shifts.Load(), "shrinks": c.shrinks.Load(),
 		"posted": c.posted.Load(), "unlinked": c.unlinked.Load(), "thawed": c.thawed.Load(), "right_steps": c.rightSteps.Load(), "restarts": c.restarts.Load()}
 }
 

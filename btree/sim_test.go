@@ -199,6 +199,11 @@ func (w *world) operate(t testing.TB, c *simClient, rng *rand.Rand, id, n int, s
 	case r == 6 && phase%2 == 0:
 		w.putRun(t, c, id, n, i, sc, pad, out)
 		return
+	case r == 7 && phase%2 == 1 && rng.IntN(3) == 0:
+		if _, err := compactAll(c.prog, 100); err != nil && !errors.Is(err, slab.ErrUnknown) {
+			t.Fatalf("seed %d: client %d compacts: %v", sc.seed, id, err)
+		}
+		return
 	case r < 4:
 		in.kind = opGet
 	case r < 6:
@@ -374,7 +379,7 @@ func TestManyClientsAreLinearizable(t *testing.T) {
 		t.Log("-short: fewer seeds")
 		seeds = min(seeds, 60)
 	}
-	var total struct{ splitRuns, layers, splits, splitsAtKey, merges, grows, shrinks, thawed, unlinked, posted, kills uint64 }
+	var total struct{ splitRuns, layers, splits, splitsAtKey, merges, shifts, grows, shrinks, thawed, unlinked, posted, kills uint64 }
 	for seed := range seeds {
 		sc := scenario{seed: uint64(seed), clients: 2 + seed%4, ops: 60, keys: 60, nodeSize: 1 << 10, layers: seed%2 == 0, rising: seed%5 == 0}
 		switch seed % 3 {
@@ -393,6 +398,7 @@ func TestManyClientsAreLinearizable(t *testing.T) {
 		total.splits += o.sum(func(c *counters) uint64 { return c.splits.Load() })
 		total.splitsAtKey += o.sum(func(c *counters) uint64 { return c.splitsAtKey.Load() })
 		total.merges += o.sum(func(c *counters) uint64 { return c.merges.Load() })
+		total.shifts += o.sum(func(c *counters) uint64 { return c.shifts.Load() })
 		total.grows += o.sum(func(c *counters) uint64 { return c.grows.Load() })
 		total.shrinks += o.sum(func(c *counters) uint64 { return c.shrinks.Load() })
 		total.thawed += o.sum(func(c *counters) uint64 { return c.thawed.Load() })
@@ -405,6 +411,7 @@ func TestManyClientsAreLinearizable(t *testing.T) {
 	require.NotZero(t, total.splitsAtKey)
 	require.NotZero(t, total.splitRuns)
 	require.NotZero(t, total.merges)
+	require.NotZero(t, total.shifts)
 	require.NotZero(t, total.thawed)
 	require.NotZero(t, total.shrinks)
 }

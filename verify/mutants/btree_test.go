@@ -90,13 +90,33 @@ var btreeMutants = []mutant{
 	{
 		name: "absorb unchecked", what: "has a node absorb its right sibling without a look at its present stamp",
 		edits: []edit{{"btree.(*Program).absorb",
-			`done, err := p.commit(l.ref, l.stamp, u)`,
+			`done, err = p.commit(l.ref, l.stamp, u, made...)`,
 			`stamp := l.stamp
 			if now, err := p.read(l.ref); err == nil {
 				stamp = now.stamp
 			}
-			done, err := p.commit(l.ref, stamp, u)`}},
+			done, err = p.commit(l.ref, stamp, u, made...)`}},
 		runs: []run{trees(200), many()},
+	},
+	{
+		name: "shifted with old versions", what: "begins the stamps of a leaf that a shift makes anew",
+		edits: []edit{{"btree.(*Program).absorb", `made = []Ref{u.right}`, `made = []Ref{u.right}
+			_ = p.store.Update(u.right, func([]byte) ([]byte, error) {
+				rest.stamp = 0
+				return rest.encode(nil, p.limits.Room), nil
+			})`}},
+		runs: []run{tests("btree", "^TestFollowersMissNothing$", "-seeds=100")},
+	},
+	{
+		name: "shift posted first", what: "posts the new leaf of a shift before its left neighbour is committed",
+		edits: []edit{{"btree.(*Program).absorb", `made = []Ref{u.right}`, `made = []Ref{u.right}
+			_ = p.post(1, rest.low, u.right)`}},
+		runs: []run{many()},
+	},
+	{
+		name: "shift never given up", what: "leaves a leaf frozen for whose entries there is no memory",
+		edits: []edit{{"btree.(*Program).absorb", `p.giveUp(l, r)`, `nil`}},
+		runs:  []run{tests("btree", "^TestCompactWithoutMemory$")},
 	},
 	{
 		name: "no freeze", what: "lets a node take writes while its left sibling absorbs it",

@@ -188,7 +188,7 @@ func (c *Coverage) String() string {
 		fmt.Fprintf(&b, " %8d", n)
 	}
 	if t := c.Tree; t != (TreeCoverage{}) {
-		fmt.Fprintf(&b, "\ntrees: splits %d, grows %d, merges %d, shrinks %d, thawed %d, unlinked %d, posted %d, strays collected %d", t.Splits, t.Grows, t.Merges, t.Shrinks, t.Thawed, t.Unlinked, t.Posted, t.Strays)
+		fmt.Fprintf(&b, "\ntrees: splits %d, grows %d, merges %d, shifts %d, shrinks %d, thawed %d, unlinked %d, posted %d, strays collected %d", t.Splits, t.Grows, t.Merges, t.Shifts, t.Shrinks, t.Thawed, t.Unlinked, t.Posted, t.Strays)
 	}
 	fmt.Fprintf(&b, "\nepoch changes %d, scrubs %d, blocks reclaimed %d, reads gone with the power %d, objects excused %d\n", c.Epochs, c.Scrubs, c.Reclaims, c.Gone, c.Excused)
 	if c.Hurt > 0 {

@@ -273,11 +273,17 @@ func (t *tree) operate(c *client, p *btree.Program) {
 	} else if key%fixedKeys == 0 {
 		key++
 	}
-	switch what := w.ch.choose(16); {
+	what, seldom := w.ch.choose(16), 0
+	if what == 1 {
+		seldom = w.ch.choose(4)
+	}
+	switch {
 	case what == 0:
 		t.scan(c, p)
-	case what == 1 && w.ch.choose(4) == 1:
+	case seldom == 1:
 		t.collect(c, p, false)
+	case seldom == 2:
+		t.compact(c, p)
 	case what < 5:
 		t.do(c, p, treeGet, key)
 	case what < 9:
@@ -337,6 +343,24 @@ func (t *tree) do(c *client, p *btree.Program, op treeOp, key int) {
 	}
 	w.logf("client %d: %v %s: %v value %d ok %v (%v)", c.id, op, treeKey(key), e.result, e.out, e.ok, err)
 	w.mix(uint64(e.result)<<40 ^ uint64(e.out))
+}
+
+// compact fills the leaves of the whole tree.
+func (t *tree) compact(c *client, p *btree.Program) {
+	w := t.w
+	var from []byte
+	for {
+		next, done, err := p.Compact(from, 100)
+		w.logf("client %d: compact from %q: %+v %v", c.id, from, done, err)
+		switch {
+		case err == nil && next != nil:
+			from = next
+			continue
+		case err != nil && !w.notDone(err) && !errors.Is(err, slab.ErrUnknown) && !errors.Is(err, alloc.ErrNoSpace):
+			w.fail("unexpected error", fmt.Sprintf("client %d compacts: %v", c.id, err))
+		}
+		return
+	}
 }
 
 // scan scans the whole tree, in a random direction.
@@ -556,21 +580,21 @@ var treeModel = porcupine.Model{
 
 // TreeCoverage counts the changes of the structure of trees.
 type TreeCoverage struct {
-	Splits, SplitsAtKey, Grows, Merges, Shrinks, Thawed, Unlinked, Posted uint64
-	Strays                                                                uint64 // collected
+	Splits, SplitsAtKey, Grows, Merges, Shifts, Shrinks, Thawed, Unlinked, Posted uint64
+	Strays                                                                        uint64 // collected
 }
 
 func (c *TreeCoverage) add(changes map[string]uint64) {
 	for _, x := range []struct {
 		n    *uint64
 		name string
-	}{{&c.Splits, "splits"}, {&c.SplitsAtKey, "splits_at_key"}, {&c.Grows, "grows"}, {&c.Merges, "merges"}, {&c.Shrinks, "shrinks"}, {&c.Thawed, "thawed"}, {&c.Unlinked, "unlinked"}, {&c.Posted, "posted"}} {
+	}{{&c.Splits, "splits"}, {&c.SplitsAtKey, "splits_at_key"}, {&c.Grows, "grows"}, {&c.Merges, "merges"}, {&c.Shifts, "shifts"}, {&c.Shrinks, "shrinks"}, {&c.Thawed, "thawed"}, {&c.Unlinked, "unlinked"}, {&c.Posted, "posted"}} {
 		*x.n += changes[x.name]
 	}
 }
 
 // Add adds the counts of another run.
 func (c *TreeCoverage) Add(o *TreeCoverage) {
-	c.Splits, c.SplitsAtKey, c.Grows, c.Merges, c.Shrinks = c.Splits+o.Splits, c.SplitsAtKey+o.SplitsAtKey, c.Grows+o.Grows, c.Merges+o.Merges, c.Shrinks+o.Shrinks
+	c.Splits, c.SplitsAtKey, c.Grows, c.Merges, c.Shifts, c.Shrinks = c.Splits+o.Splits, c.SplitsAtKey+o.SplitsAtKey, c.Grows+o.Grows, c.Merges+o.Merges, c.Shifts+o.Shifts, c.Shrinks+o.Shrinks
 	c.Thawed, c.Unlinked, c.Posted, c.Strays = c.Thawed+o.Thawed, c.Unlinked+o.Unlinked, c.Posted+o.Posted, c.Strays+o.Strays
 }

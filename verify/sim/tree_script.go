@@ -48,10 +48,11 @@ const (
 	treeDoesMerge
 	treeDoesShrink
 	treeDoesCollect
+	treeDoesCompact
 	treeWhats
 )
 
-var treeWhatNames = [treeWhats]string{"get", "put", "put-large", "delete", "scan", "split", "split-at-key", "grow", "merge", "shrink", "collect"}
+var treeWhatNames = [treeWhats]string{"get", "put", "put-large", "delete", "scan", "split", "split-at-key", "grow", "merge", "shrink", "collect", "compact"}
 
 // treeSteps returns, for each operation of client 0, the step of the plan at which it is done.
 // Where the structure is to change, client 0 does the step that changes it.
@@ -318,6 +319,8 @@ func (t *tree) strike(c *client, p *btree.Program, what int) {
 		t.scan(c, p)
 	case treeDoesCollect:
 		t.collect(c, p, false)
+	case treeDoesCompact:
+		t.compact(c, p)
 	case treeDoesDelete, treeDoesMerge, treeDoesShrink:
 		t.do(c, p, treeDelete, t.near)
 	case treeDoesPutLarge:

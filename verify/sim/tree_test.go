@@ -45,6 +45,7 @@ func TestCrashMatrixOfTheTree(t *testing.T) {
 	}
 	t.Logf("%d cells, %d schedules: %+v", cells, runs, total)
 	require.NotZero(t, total.Strays)
+	require.NotZero(t, total.Shifts)
 }
 
 // collectFaults are what strikes the writer in TestCollectBesideWriters.
@@ -65,7 +66,7 @@ func TestCollectBesideWriters(t *testing.T) {
 		seeds = 1
 	}
 	var total TreeCoverage
-	for _, what := range []int{treeDoesPutLarge, treeDoesSplit, treeDoesGrow} {
+	for _, what := range []int{treeDoesPutLarge, treeDoesSplit, treeDoesGrow, treeDoesCompact} {
 		for _, f := range collectFaults {
 			for at := 1; ; at++ {
 				s := CollectBeside(what, at, f.kind, f.node)

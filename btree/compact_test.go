@@ -1,0 +1,204 @@
+package btree
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/slab"
+)
+
+// compactAll compacts all stretches of a tree.
+func compactAll(p *Program, fill int) (all Compacted, err error) {
+	for from := []byte(nil); ; {
+		next, c, err := p.Compact(from, fill)
+		all.Add(c)
+		if err != nil || next == nil {
+			return all, err
+		}
+		from = next
+	}
+}
+
+// contents are all keys with values and versions.
+func contents(t testing.TB, p *Program) map[string]string {
+	all := map[string]string{}
+	require.NoError(t, p.Scan(Range{}, func(k, v []byte, version uint64) bool {
+		all[string(k)] = fmt.Sprintf("%d %s", version, v)
+		return true
+	}))
+	return all
+}
+
+// Compact fills leaves up to what it is told, in trees of all kinds, and changes no key, value or version. Doing it again changes nothing, unless it
+// may fill them further.
+func TestCompactFillsLeaves(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		cfg  Config
+		key  func(i int) []byte
+	}{
+		{"short keys", Config{}, func(i int) []byte { return fmt.Appendf(nil, "key:%012d", i) }},
+		{"STAGED", Config{Staged: true}, func(i int) []byte { return fmt.Appendf(nil, "key:%012d", i) }},
+		{"small nodes", Config{NodeBytes: minNodeBytes}, func(i int) []byte { return fmt.Appendf(nil, "%d", i*7) }},
+		{"layers", Config{NodeBytes: minNodeBytes}, long},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m, st, p := newTree(t, c.cfg)
+			rng := rand.New(rand.NewPCG(1, 9))
+			const keys = 3000
+			for i, k := range rng.Perm(keys) {
+				_, err := p.Put(c.key(k), make([]byte, 20+(i*37)%120), Cond{})
+				require.NoError(t, err)
+			}
+			before, was := checkWhole(t, m, st, p.Shared, false), contents(t, p)
+			last := before.Leaves
+			for _, fill := range []int{70, 92, 100} {
+				done, err := compactAll(p, fill)
+				require.NoError(t, err)
+				now := checkWhole(t, m, st, p.Shared, false)
+				require.Equal(t, was, contents(t, p))
+				require.Equal(t, last-now.Leaves, done.Freed, "%+v", done)
+				t.Logf("%d %%: %d leaves of %d, %d inner nodes of %d: %+v", fill, now.Leaves, before.Leaves, now.Inner, before.Inner, done)
+				last = now.Leaves
+				again, err := compactAll(p, fill)
+				require.NoError(t, err)
+				require.Zero(t, again.Freed+again.Shifts+again.Merges)
+			}
+			require.Less(t, last, before.Leaves)
+			require.NotZero(t, p.stats.shifts.Load())
+			if c.cfg.NodeBytes == 0 {
+				require.Less(t, float64(last), 0.75*float64(before.Leaves))
+			}
+		})
+	}
+}
+
+// thin are leaves with about half of their room taken.
+func thin(n int) func(*stage, *Program) {
+	return func(s *stage, p *Program) {
+		for i := range n {
+			s.put(p, i, "old")
+		}
+		for i := range n {
+			if i%5 > 2 {
+				s.remove(p, i)
+			}
+		}
+	}
+}
+
+// TestCompactDiesAnywhere: a client dies at each step of compacting a tree.
+func TestCompactDiesAnywhere(t *testing.T) {
+	for _, n := range []int{20, 90} {
+		steps := crashMatrix(t, thin(n), func(s *stage, p *Program) {
+			c, err := compactAll(p, 100)
+			require.NoError(t, err)
+			require.NotZero(t, c.Freed)
+		})
+		t.Logf("%d keys: killed at each of %d steps", n, steps)
+	}
+}
+
+// A scan stops between any two of its calls while another client compacts what it is about to read.
+func TestCompactUnderAScan(t *testing.T) {
+	for _, reverse := range []bool{false, true} {
+		for pause, ended := 0, false; !ended; pause++ {
+			s := newStage(t, thin(60))
+			var got []string
+			c := s.w.start(t, s.client(true).Shared, func(c *simClient) {
+				require.NoError(t, c.prog.Scan(Range{Reverse: reverse}, func(k, _ []byte, _ uint64) bool {
+					got = append(got, string(k))
+					return true
+				}))
+			})
+			for range pause {
+				if _, ok := c.next(); !ok {
+					c.ended, ended = true, true
+					break
+				}
+			}
+			done, err := compactAll(s.client(false), 100)
+			require.NoError(t, err)
+			require.NotZero(t, done.Shifts)
+			for !c.ended {
+				_, ok := c.next()
+				c.ended = !ok
+			}
+			require.Len(t, got, len(s.want), "pause %d", pause)
+			for i, k := range got {
+				require.Contains(t, s.want, k)
+				require.False(t, i > 0 && reverse != (k < got[i-1]), "pause %d: %q after %q", pause, k, got[max(0, i-1)])
+			}
+		}
+	}
+}
+
+// fullStore has no memory for new objects.
+type fullStore struct{ *memStore }
+
+var errNoSpace = errors.New("no space")
+
+func (fullStore) Alloc([]byte, uint32, int, bool) (Ref, error) { return Ref{}, errNoSpace }
+
+// Without memory for a new leaf Compact says so, and leaves that a client was about to shift when it died can be written.
+func TestCompactWithoutMemory(t *testing.T) {
+	s := newStage(t, thin(60))
+	full := fullStore{s.st}
+	sh, err := Attach(full, s.root, Config{})
+	require.NoError(t, err)
+	p := NewProgram(sh, full)
+	_, err = compactAll(p, 100)
+	require.ErrorIs(t, err, errNoSpace)
+	checkWhole(t, s.w.memory, s.st, s.sh, false) // nothing is frozen
+	s.see(p)
+
+	// A client dies at each step of its compaction, and another one without memory removes every key.
+	for kill, survived := 0, false; !survived; kill++ {
+		s := newStage(t, thin(30))
+		c := s.w.start(t, s.client(true).Shared, func(c *simClient) { _, _ = compactAll(c.prog, 100) })
+		for range kill {
+			if _, ok := c.next(); !ok {
+				c.ended, survived = true, true
+				break
+			}
+		}
+		if !survived {
+			c.kill()
+		}
+		full := fullStore{s.st}
+		sh, err := Attach(full, s.root, Config{})
+		require.NoError(t, err)
+		p := NewProgram(sh, full)
+		for k := range s.want {
+			require.NoError(t, p.Delete([]byte(k), Cond{}), "killed at %d: %s", kill, k)
+		}
+		require.Empty(t, contents(t, p))
+	}
+}
+
+// What cannot be done is refused, and changes nothing.
+func TestCompactRefuses(t *testing.T) {
+	s := newStage(t, thin(30))
+	p := s.client(false)
+	for _, fill := range []int{-1, 0, MinCompactFill - 1, 101} {
+		_, _, err := p.Compact(nil, fill)
+		require.ErrorContains(t, err, "between 50 and 100 %")
+	}
+	p.readOnly = true
+	_, _, err := p.Compact(nil, 90)
+	require.ErrorContains(t, err, "only reads")
+	s.see(p)
+	one := newStage(t, fill(1))
+	next, c, err := one.client(false).Compact(nil, 90)
+	require.NoError(t, err)
+	require.Nil(t, next)
+	require.Zero(t, c)
+	late := s.client(false)
+	require.NoError(t, s.client(false).Drop())
+	_, _, err = late.Compact(nil, 90)
+	require.True(t, errors.Is(err, ErrNoTree) || errors.Is(err, slab.ErrFreed), "%v", err)
+}
