@@ -36,6 +36,7 @@ type kvCmd struct {
 	Dump    kvDumpCmd    `cmd:"" help:"Write all keys and values to a file. Example: quarry kv dump -t users users.jsonl"`
 	Stats   kvStatsCmd   `cmd:"" help:"Describe a tree. Example: quarry kv stats -t users"`
 	Drop    kvDropCmd    `cmd:"" help:"Delete a tree and everything in it. Example: quarry kv drop -t users"`
+	Compact kvCompactCmd `cmd:"" help:"Fill the leaves of a tree, so that it takes less memory. Example: quarry kv compact users --fill 92"`
 	Collect kvCollectCmd `cmd:"" help:"Free nodes and values that dead clients left outside of any tree. Example: quarry kv collect --dry-run"`
 }
 

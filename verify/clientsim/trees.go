@@ -45,6 +45,8 @@ func (r *run) treeOp(w *worker, l *incarnation) {
 		r.putMany(w, l)
 	case n < 95:
 		r.getMany(w, l)
+	case n == 99:
+		r.compact(w, l)
 	default:
 		r.scan(w, l)
 	}
@@ -153,6 +155,14 @@ func (r *run) scan(w *worker, l *incarnation) {
 	if err == nil {
 		r.scanned(l, begun, found)
 	}
+}
+
+// A Compact of the whole tree, which changes no key.
+func (r *run) compact(w *worker, l *incarnation) {
+	_ = w.call(r.ctx, l, "compact", func(ctx context.Context) error {
+		_, err := l.tree.Compact(ctx, 100, nil)
+		return err
+	})
 }
 
 // A scan is one read of each key of the schedule, between its begin and its end: it is not one atomic view of all keys.
