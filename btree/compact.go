@@ -176,7 +176,9 @@ func (p *Program) mergeParent(key []byte) error {
 	case err != nil:
 		return err
 	case pg.ref == p.root && pg.count == 1:
-		return p.shrink(pg)
+		if err := p.shrink(pg); !errors.Is(err, errChanged) && !freed(err) {
+			return err
+		}
 	case p.underFull(pg.filled()):
 		p.mergeAround(key, 1)
 	}
