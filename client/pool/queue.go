@@ -18,8 +18,10 @@ type queue struct {
 	changed sync.Cond
 	limit   int // of each batch
 	next    batch
-	busy    bool  // the other batch is being put
-	err     error // of put: nothing is put from then on
+	busy    bool   // the other batch is being put
+	added   uint64 // ranges
+	sent    uint64 // of these, counted batch by batch
+	err     error  // of put: nothing is put from then on
 	ended   bool
 	done    chan struct{} // closed when the goroutine has ended
 }
@@ -70,6 +72,7 @@ func (q *queue) add(b []byte, off uint64) error {
 		n := min(len(b), room)
 		q.next.bytes = append(q.next.bytes, b[:n]...)
 		q.next.ranges = append(q.next.ranges, span{off, n})
+		q.added++
 		b, off = b[n:], off+uint64(n)
 		q.changed.Broadcast()
 	}
@@ -102,6 +105,7 @@ func (q *queue) run() {
 			}
 			at += r.n
 		}
+		q.sent += uint64(len(now.ranges))
 		now = batch{bytes: now.bytes[:0], ranges: now.ranges[:0]}
 		q.busy = false
 		q.changed.Broadcast()
@@ -118,7 +122,7 @@ func (q *queue) fail(err error) {
 	q.changed.Broadcast()
 }
 
-// wait returns when everything has been put.
+// wait returns when everything has been put that was added before.
 func (q *queue) wait(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() {
 		q.mu.Lock()
@@ -127,7 +131,7 @@ func (q *queue) wait(ctx context.Context) error {
 	})()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for q.busy || len(q.next.ranges) > 0 {
+	for all := q.added; q.err == nil && q.sent < all; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -155,7 +159,7 @@ func (q *queue) drop() {
 func (q *queue) again() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.err = nil
+	q.err, q.sent = nil, q.added
 }
 
 // end ends the goroutine. Preconditions: wait or drop; nobody adds.

@@ -74,6 +74,29 @@ func TestQueueIsBounded(t *testing.T) {
 	})
 }
 
+// TestQueueIsNeverEmpty: a caller waits for what was added before, and not for what others add meanwhile.
+func TestQueueIsNeverEmpty(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, q := newSlow(t, 1<<16)
+		require.NoError(t, q.add([]byte("0"), 0))
+		waits := make(chan error, 1)
+		go func() { waits <- q.wait(t.Context()) }()
+		for i := uint64(1); ; i++ {
+			synctest.Wait()
+			if len(waits) > 0 {
+				require.NoError(t, <-waits)
+				break
+			}
+			require.Less(t, i, uint64(5))
+			require.NoError(t, q.add([]byte("1"), i))
+			s.step <- nil
+		}
+		require.Equal(t, "0", string(s.memory[:1]))
+		go func() { s.step <- nil }()
+		require.NoError(t, q.wait(t.Context()))
+	})
+}
+
 // TestQueueDividesRanges: a range that is longer than the queue arrives in parts.
 func TestQueueDividesRanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
