@@ -39,5 +39,9 @@
 //
 // The header of the local part, that of each mirror and the name's entry of each pool have the token of the last owner. A local part whose token a replica has is
 // the newest, and may overwrite it. Each Open makes another token, and writes it first into the local part's header as the next one, then into the replicas, then
-// as the present one: at each moment the local part knows the token of its replicas.
+// as the present one: at each moment the local part knows the token of its replicas. The token of an Open that has not returned is not used again. The header names
+// its file, too, because a copy of a part has the same token, and lacks what was persisted later under that; where a loss of power takes what was flushed it names the
+// start of the machine.
+//
+// A replica is torn while a Sync of it runs, and when a Persist has failed there: it may have later ranges and lack earlier ones.
 package pool

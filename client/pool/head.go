@@ -22,7 +22,7 @@ const (
 	partMaking partState = iota + 1 // Create has not returned: what it holds does not count
 	partOpen                        // it holds what was persisted; replicas may lack some of it
 	partClosed                      // every replica had what was persisted when it was closed
-	partTorn                        // of a mirror: a Sync of it has not returned
+	partTorn                        // of a mirror: a Sync of it has not returned, or a Persist has failed there
 )
 
 // partHead is the state of a local part, little endian.
@@ -36,7 +36,12 @@ type partHead struct {
 	State    partState
 	Token    token // of the last ownership whose Open has returned
 	Next     token // of an Open that has not returned; zero: none
+	File     fileID
+	Boot     [16]byte // of the machine's start that the file is trusted in; zero: what was flushed survives a loss of power
 }
+
+// fileID tells a file from its copies, also from those that are made in its place.
+type fileID struct{ Inode, Born uint64 }
 
 // token names an ownership of replicas by a local part.
 type token [16]byte

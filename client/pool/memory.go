@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/quarrystore/quarry/client"
 )
@@ -33,6 +34,7 @@ func (o MemoryOptions) check() error {
 type Memory struct {
 	part     *part
 	replicas []replica
+	gaps     []gap  // of the replicas
 	queue    *queue // nil: Persist waits for the replicas
 
 	opened Report       // of the replicas that Open has brought up
@@ -44,7 +46,7 @@ type Memory struct {
 func (m *Memory) Bytes() []byte { return m.part.memory() }
 
 // Durable says whether the local part survives a loss of power.
-func (m *Memory) Durable() bool { return m.part.mapping.Flusher.Persistent() }
+func (m *Memory) Durable() bool { return m.part.mapping.Mem != nil && m.part.medium.persistent() }
 
 // Dirty says that a replica may lack something, beside what waits in the queue, until the next Sync or Open.
 func (m *Memory) Dirty() bool {
@@ -63,7 +65,7 @@ func (m *Memory) enter(off, n uint64) error {
 		m.mu.RUnlock()
 		return ErrClosed
 	}
-	if size := m.part.head.Bytes; off > size || n > size-off {
+	if size := uint64(len(m.part.memory())); off > size || n > size-off {
 		m.mu.RUnlock()
 		return fmt.Errorf("%w: %d bytes at %d, the memory has %d", ErrRange, n, off, size)
 	}
@@ -94,21 +96,66 @@ func (m *Memory) Persist(off, n uint64) error {
 	return nil
 }
 
+// gap is what a replica lacks because a put has failed, while later ones may succeed. With a queue there is none: nothing is put behind an error.
+type gap struct {
+	open   atomic.Bool // a put has failed, and the replica does not say so yet
+	mu     sync.Mutex
+	marked bool // it says that it is torn
+}
+
 // put writes bytes to all replicas at a time.
 func (m *Memory) put(b []byte, off uint64) error {
 	if len(m.replicas) == 1 {
-		return m.replicas[0].put(b, off)
+		return m.putTo(0, b, off)
 	}
 	return m.putAll(b, off)
+}
+
+// putTo writes bytes to a replica. If that fails the replica is torn from then on, until a Sync, so that Restore prefers another one. It gets nothing more while it
+// cannot be told so.
+func (m *Memory) putTo(i int, b []byte, off uint64) error {
+	r := m.replicas[i]
+	if m.queue != nil {
+		return r.put(b, off)
+	}
+	g := &m.gaps[i]
+	if g.open.Load() {
+		if err := g.mark(r); err != nil {
+			return fmt.Errorf("%s lacks an earlier range, and this one is not sent: %w", r, err)
+		}
+	}
+	err := r.put(b, off)
+	if err != nil {
+		g.open.Store(true)
+		err = errors.Join(err, g.mark(r))
+	}
+	return err
+}
+
+// mark has the replica torn.
+func (g *gap) mark(r replica) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.marked {
+		ctx, cancel := context.WithTimeout(context.Background(), tidyTimeout)
+		defer cancel()
+		r.behind()
+		if err := r.own(ctx, r.owner(), true); err != nil {
+			return err
+		}
+		g.marked = true
+	}
+	g.open.Store(false)
+	return nil
 }
 
 func (m *Memory) putAll(b []byte, off uint64) error {
 	errs := make([]error, len(m.replicas))
 	var wg sync.WaitGroup
-	for i, r := range m.replicas[1:] {
-		wg.Go(func() { errs[i+1] = r.put(b, off) })
+	for i := range m.replicas[1:] {
+		wg.Go(func() { errs[i+1] = m.putTo(i+1, b, off) })
 	}
-	errs[0] = m.replicas[0].put(b, off)
+	errs[0] = m.putTo(0, b, off)
 	wg.Wait()
 	return errors.Join(errs...)
 }
@@ -153,11 +200,13 @@ func (m *Memory) Sync(ctx context.Context, progress func(done uint64)) (Report, 
 	if err := m.part.flush(0, m.part.head.Bytes); err != nil {
 		return all, err
 	}
-	for _, r := range m.replicas {
+	for i, r := range m.replicas {
 		one, err := resync(ctx, r, r.owner(), progress)
 		if all.add(one); err != nil {
 			return all, err
 		}
+		m.gaps[i].marked = false
+		m.gaps[i].open.Store(false)
 	}
 	if m.queue != nil {
 		m.queue.again()
@@ -192,7 +241,12 @@ func (m *Memory) Close(ctx context.Context) error {
 	if m.part.file != nil {
 		if h := m.part.head; clean && h.State == partOpen && h.Next == (token{}) {
 			h.State = partClosed
-			errs = append(errs, m.part.change(h))
+			// The next program sees what was stored and not persisted, and acts on it: Open flushes behind a crash alone.
+			err := m.part.flush(0, h.Bytes)
+			if err == nil {
+				err = m.part.change(h)
+			}
+			errs = append(errs, err)
 		}
 		errs = append(errs, m.part.close())
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/client/pool"
 	"github.com/quarrystore/quarry/client/space"
+	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
@@ -147,6 +148,9 @@ func TestRefusedReplicas(t *testing.T) {
 	require.NoError(t, os.WriteFile(damaged.Part.Path, []byte(strings.Repeat("no header", setBytes)[:setBytes]), 0o600))
 	foreign.Part.Path = other.Part.Path
 	short.Part.Bytes -= pool.HeaderBytes
+	short.Mirrors = []pool.Part{{Path: s.Mirrors[0].Path, Bytes: short.Part.Bytes}}
+	uneven := *s
+	uneven.Part.Bytes -= pool.HeaderBytes
 	link := s.Part.Path + ".link"
 	require.NoError(t, os.Link(s.Part.Path, link))
 	for name, x := range map[string]struct{ is, err error }{
@@ -156,6 +160,9 @@ func TestRefusedReplicas(t *testing.T) {
 		"no such pool":              {client.ErrNoName, open(cl, func(x *pool.Set) { x.Pools[0] = "none" }, pool.MemoryOptions{})},
 		"other attributes":          {pool.ErrMismatch, open(cl, as, pool.MemoryOptions{Attr: &wrong})},
 		"another size":              {pool.ErrMismatch, open(cl, func(x *pool.Set) { *x = short }, pool.MemoryOptions{})},
+		"a mirror of another size":  {client.ErrArgument, open(cl, func(x *pool.Set) { *x = uneven }, pool.MemoryOptions{})},
+		"a mirror of Restore's":     {client.ErrArgument, open(cl, func(x *pool.Set) { x.Mirrors[0].Path = x.Part.Path + pool.Restoring }, pool.MemoryOptions{})},
+		"no pool":                   {client.ErrArgument, open(cl, func(x *pool.Set) { x.Pools = nil }, pool.MemoryOptions{})},
 		"another set's part":        {pool.ErrMismatch, open(cl, func(x *pool.Set) { x.Part = other.Part }, pool.MemoryOptions{})},
 		"another set's mirror":      {pool.ErrMismatch, open(cl, func(x *pool.Set) { x.Mirrors[0] = other.Part }, pool.MemoryOptions{})},
 		"a damaged header":          {pool.ErrNotPart, open(cl, func(x *pool.Set) { x.Part = damaged.Part }, pool.MemoryOptions{})},
@@ -251,6 +258,43 @@ func TestPartOfBefore(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "persisted", string(m.Bytes()[:9]))
 	require.NoError(t, m.Close(ctx))
+}
+
+// TestCopyOfAnOpenPart: a copy of a local part that was made while a program had it open does not take away what that has persisted later, under the same token.
+func TestCopyOfAnOpenPart(t *testing.T) {
+	ctx := t.Context()
+	c := testcluster.New(t, testcluster.Options{Nodes: 2})
+	cl := c.Connect(client.Config{})
+	s := newSet(t, "ledger", 0)
+	m, err := s.Create(ctx, cl, options(false), pool.MemoryOptions{})
+	require.NoError(t, err)
+	copied, err := os.ReadFile(s.Part.Path)
+	require.NoError(t, err)
+	copy(m.Bytes(), "later")
+	require.NoError(t, m.Persist(0, 5))
+	require.NoError(t, m.Close(ctx))
+	require.NoError(t, os.Remove(s.Part.Path))
+	require.NoError(t, os.WriteFile(s.Part.Path, copied, 0o600))
+	_, err = s.Open(ctx, cl, pool.MemoryOptions{})
+	require.ErrorIs(t, err, pool.ErrMismatch)
+	require.ErrorContains(t, err, "it is a copy")
+	require.NoError(t, os.Remove(s.Part.Path))
+	_, err = s.Restore(ctx, cl, "", nil)
+	require.NoError(t, err)
+	require.Equal(t, "later", string(restored(t, s.Part.Path)[:5]))
+}
+
+// TestCreateWithoutRoom: a part for which there is no room is an error, and leaves nothing.
+func TestCreateWithoutRoom(t *testing.T) {
+	ctx := t.Context()
+	cl := testcluster.New(t, testcluster.Options{Nodes: 2}).Connect(client.Config{})
+	s := newSet(t, "ledger", 0)
+	s.Part.Bytes = pool.MaxPartBytes
+	_, err := s.Create(ctx, cl, options(false), pool.MemoryOptions{})
+	require.ErrorIs(t, err, host.ErrNoSpace)
+	require.NoFileExists(t, s.Part.Path)
+	_, err = pool.Stat(ctx, cl, "ledger")
+	require.ErrorIs(t, err, client.ErrNoName)
 }
 
 // TestPowerIsLost: what Persist has answered is in the local part when the host loses its power, and Open brings it to the pool.
@@ -401,6 +445,8 @@ func TestOpenThatFails(t *testing.T) {
 	got := restored(t, s.Part.Path)
 	require.Equal(t, "first\x00\x00\x00\x00", string(got[:5])+string(got[3*mib-4:]))
 
+	aside := s.Part.Path + ".aside"
+	require.NoError(t, os.Rename(s.Part.Path, aside))
 	require.NoError(t, os.Rename(away, s.Part.Path))
 	m, err = s.Open(t.Context(), b, pool.MemoryOptions{})
 	require.NoError(t, err, "it is the last owner's part")
@@ -412,4 +458,9 @@ func TestOpenThatFails(t *testing.T) {
 	i, err := pool.Stat(t.Context(), b, "ledger")
 	require.NoError(t, err)
 	require.Equal(t, []bool{false, false}, []bool{i.Torn, i.Dirty})
+
+	// The part that Restore has made has the token of the Open that had failed. Nobody has persisted under that.
+	require.NoError(t, os.Rename(aside, s.Part.Path))
+	_, err = s.Open(t.Context(), b, pool.MemoryOptions{})
+	require.ErrorIs(t, err, pool.ErrMismatch)
 }

@@ -3,11 +3,14 @@ package pool
 import (
 	"bytes"
 	"context"
+	"errors"
 	"sync/atomic"
 )
 
 // replica is what a Memory is replicated to: a Pool or a mirror.
 type replica interface {
+	// set is the UUID of the set that it is of.
+	set() [16]byte
 	// put writes bytes. They are there, in order with earlier ones, when it returns nil.
 	put(b []byte, off uint64) error
 	// check compares the memory with the replica, and changes nothing.
@@ -35,13 +38,12 @@ type mirror struct {
 
 func newMirror(p *part, local []byte) *mirror {
 	m := &mirror{part: p, local: local}
-	m.dirty.Store(p.head.State != partClosed)
+	m.dirty.Store(p.head.State != partClosed || p.lost())
 	return m
 }
 
 func (m *mirror) put(b []byte, off uint64) error {
-	copy(m.memory()[off:], b)
-	err := m.flush(off, uint64(len(b)))
+	err := m.part.put(off, b)
 	if err != nil {
 		m.behind()
 	}
@@ -104,7 +106,9 @@ func (m *mirror) own(_ context.Context, t string, torn bool) error {
 	return m.change(h)
 }
 
-func (m *mirror) torn() bool { return m.head.State == partTorn }
+func (m *mirror) torn() bool { return m.head.State == partTorn || m.lost() }
+
+func (m *mirror) set() [16]byte { return m.head.Set }
 
 func (m *mirror) behind() { m.dirty.Store(true) }
 
@@ -114,14 +118,13 @@ func (m *mirror) Close(ctx context.Context) error {
 	if err := ctx.Err(); err != nil || m.file == nil {
 		return err
 	}
+	var err error
 	if !m.Dirty() && m.head.State == partOpen {
 		h := m.head
 		h.State = partClosed
-		if err := m.change(h); err != nil {
-			return err
-		}
+		err = m.change(h)
 	}
-	return m.close()
+	return errors.Join(err, m.close()) // the next Open mends a mirror that does not say that it is closed
 }
 
 func (m *mirror) String() string { return m.Path }

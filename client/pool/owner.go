@@ -31,7 +31,7 @@ type note struct {
 	Owner client.Session `json:"owner"`           // Serial 0: nobody has it open
 	Token string         `json:"token,omitempty"` // of the call that took it, for sessions that try twice
 	Dirty bool           `json:"dirty,omitempty"` // it was not closed in order, or a Persist failed
-	Torn  bool           `json:"torn,omitempty"`  // a Sync by a Memory has not returned: it may have later Persists and not earlier ones
+	Torn  bool           `json:"torn,omitempty"`  // a Sync by a Memory has not returned, or a Persist has failed: it may have later Persists and not earlier ones
 	Last  string         `json:"last,omitempty"`  // who may have written it last: the token of a Memory, or of the call that took it
 }
 

@@ -15,15 +15,43 @@ import (
 // part is a local part that this process has open, and no other one.
 type part struct {
 	Part
+	w       *world
 	file    *os.File // has the lock
 	mapping pmem.Mapping
+	medium  medium
+	id      fileID
 	head    partHead
+}
+
+// medium stores to a mapped file, and makes stores durable where they can be. A test simulates one.
+type medium interface {
+	// store writes bytes and persists them.
+	store(mem []byte, off uint64, b []byte) error
+	persist(mem []byte, off, n uint64) error
+	persistent() bool
+}
+
+// mapped is what pmem has mapped.
+type mapped struct{ f pmem.Flusher }
+
+func (m mapped) persistent() bool { return m.f.Persistent() }
+
+func (m mapped) persist(mem []byte, off, n uint64) error {
+	if !m.f.Persistent() {
+		return nil
+	}
+	return m.f.Persist(mem, off, n)
+}
+
+func (m mapped) store(mem []byte, off uint64, b []byte) error {
+	copy(mem[off:], b)
+	return m.persist(mem, off, uint64(len(b)))
 }
 
 // openPart opens a file that is there.
 //
 // Errors: ErrNoPart, ErrOpen, ErrNotPart, ErrMismatch, ErrUnfinished.
-func openPart(want Part) (*part, error) {
+func (w *world) openPart(want Part) (*part, error) {
 	f, err := os.OpenFile(want.Path, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %s: is its file system mounted?", ErrNoPart, want.Path)
@@ -31,7 +59,7 @@ func openPart(want Part) (*part, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &part{Part: want, file: f}
+	p := &part{Part: want, w: w, file: f}
 	if err := p.open(); err != nil {
 		return nil, errors.Join(err, p.close())
 	}
@@ -49,7 +77,7 @@ func (p *part) open() error {
 	case !st.Mode().IsRegular():
 		return fmt.Errorf("%w: %s is not a regular file", ErrNotPart, p.Path)
 	case st.Size() == 0:
-		return fmt.Errorf("%w: %s is empty: remove the set and create it again", ErrUnfinished, p.Path)
+		return fmt.Errorf("%w: %s is empty", ErrUnfinished, p.Path)
 	case uint64(st.Size()) != p.Bytes:
 		return fmt.Errorf("%w: %s has %d bytes, and %d in the poolset file", ErrMismatch, p.Path, st.Size(), p.Bytes)
 	}
@@ -59,7 +87,7 @@ func (p *part) open() error {
 	p.head, err = decodePartHead(p.mapping.Mem[:HeaderBytes])
 	switch {
 	case errors.Is(err, errNoHead), err == nil && p.head.State == partMaking:
-		return fmt.Errorf("%w: %s was not made whole: remove the set and create it again", ErrUnfinished, p.Path)
+		return fmt.Errorf("%w: %s was not made whole", ErrUnfinished, p.Path)
 	case err != nil:
 		return fmt.Errorf("%s: %w", p.Path, err)
 	case p.head.Bytes != uint64(len(p.memory())):
@@ -69,12 +97,12 @@ func (p *part) open() error {
 }
 
 // makePart makes a file, all zero behind its header. What was there under the path is an error.
-func makePart(want Part, head partHead) (p *part, err error) {
+func (w *world) makePart(want Part, head partHead) (_ *part, err error) {
 	f, err := os.OpenFile(want.Path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	p = &part{Part: want, file: f}
+	p := &part{Part: want, w: w, file: f}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("%s: %w", want.Path, err), p.close(), os.Remove(want.Path))
@@ -93,15 +121,18 @@ func makePart(want Part, head partHead) (p *part, err error) {
 	if err := p.change(head); err != nil {
 		return nil, err
 	}
-	return p, errors.Join(f.Sync(), syncFolder(want.Path))
+	if err := errors.Join(f.Sync(), syncFolder(want.Path)); err != nil {
+		return nil, err
+	}
+	return p, nil
 }
 
 // remakePart is makePart in place of a file that was not made whole.
-func remakePart(want Part, head partHead) (*part, error) {
+func (w *world) remakePart(want Part, head partHead) (*part, error) {
 	if err := os.Remove(want.Path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	return makePart(want, head)
+	return w.makePart(want, head)
 }
 
 // lock keeps other processes, and other sets of this one, from opening the file. The kernel ends it with the process.
@@ -110,7 +141,18 @@ func (p *part) lock() error {
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return fmt.Errorf("%w: %s, by another program, or by another line of the poolset file", ErrOpen, p.Path)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	mine, err := p.file.Stat()
+	if err != nil {
+		return err
+	}
+	// The file was opened before it was locked.
+	if now, err := os.Stat(p.Path); err != nil || !os.SameFile(mine, now) {
+		return errors.Join(fmt.Errorf("%w: %s was removed or replaced, at this moment", ErrOpen, p.Path), err)
+	}
+	return nil
 }
 
 // mapFile gives the file its storage, so that a full disk does not end the process at a store, and maps it.
@@ -126,7 +168,36 @@ func (p *part) mapFile(spare uint64) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", p.Path, err)
 	}
-	return nil
+	p.medium = p.w.medium(p.Path, p.mapping)
+	p.id, err = identify(p.file)
+	return err
+}
+
+// identify reads what tells a file from its copies.
+func identify(f *os.File) (fileID, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_INO|unix.STATX_BTIME, &st); err != nil {
+		return fileID{}, fmt.Errorf("%s: %w", f.Name(), err)
+	}
+	id := fileID{Inode: st.Ino}
+	if st.Mask&unix.STATX_BTIME != 0 {
+		id.Born = uint64(st.Btime.Sec)*1e9 + uint64(st.Btime.Nsec)
+	}
+	return id, nil
+}
+
+// lost says that the file may have lost what was flushed: it does not survive a loss of power, and the machine has been started again since.
+func (p *part) lost() bool { return p.head.Boot != [16]byte{} && p.head.Boot != p.w.boot }
+
+// doubt says why the part may lack what was persisted although it has the token of a replica; empty: it does not.
+func (p *part) doubt() string {
+	switch {
+	case p.lost():
+		return "its file system does not keep what was flushed when the power fails, and the machine has been started again since the part was used"
+	case p.head.File != p.id && (p.head.State != partClosed || p.head.Next != token{}):
+		return "it is a copy that was made while a program had the part open, or had died"
+	}
+	return ""
 }
 
 // memory is what lies behind the header.
@@ -134,22 +205,23 @@ func (p *part) memory() []byte { return p.mapping.Mem[HeaderBytes:] }
 
 // flush returns when a range of the memory survives a loss of power, or at once where nothing does.
 func (p *part) flush(off, n uint64) error {
-	if !p.mapping.Flusher.Persistent() {
-		return nil
-	}
-	return p.mapping.Flusher.Persist(p.mapping.Mem, HeaderBytes+off, n)
+	return p.medium.persist(p.mapping.Mem, HeaderBytes+off, n)
+}
+
+// put stores to the memory, and returns when that survives a loss of power.
+func (p *part) put(off uint64, b []byte) error {
+	return p.medium.store(p.mapping.Mem, HeaderBytes+off, b)
 }
 
 // change gives the part another state.
 // Linearizes at: the flush of the copy.
 func (p *part) change(h partHead) error {
 	h.Sequence = p.head.Sequence + 1
-	b := h.encode()
-	copy(p.mapping.Mem[h.slot():], b)
-	if p.mapping.Flusher.Persistent() {
-		if err := p.mapping.Flusher.Persist(p.mapping.Mem, uint64(h.slot()), uint64(len(b))); err != nil {
-			return fmt.Errorf("header of %s: %w", p.Path, err)
-		}
+	if h.File, h.Boot = p.id, [16]byte{}; !p.medium.persistent() {
+		h.Boot = p.w.boot
+	}
+	if err := p.medium.store(p.mapping.Mem, uint64(h.slot()), h.encode()); err != nil {
+		return fmt.Errorf("header of %s: %w", p.Path, err)
 	}
 	p.head = h
 	return nil

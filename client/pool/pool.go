@@ -33,7 +33,7 @@ var (
 	ErrNoPart = errors.New("no local part")
 	// ErrBehind: the local part has what was persisted, and a replica may lack it. Sync, or the next Open, brings it there.
 	ErrBehind = errors.New("a replica of the memory is behind")
-	// ErrTorn: a Sync of the replica has not returned.
+	// ErrTorn: a Sync of the replica has not returned, or a Persist has failed there and later ones may not have.
 	ErrTorn = errors.New("the replica is torn")
 	// ErrClosed: Close was called.
 	ErrClosed = errors.New("the pool is closed")
@@ -56,6 +56,7 @@ type Pool struct {
 	local []byte
 	s     *space.Space
 	base  uint64
+	name  string
 	claim *claim
 	// failed counts what may have left the pool without bytes of the local memory; clean is how many of these Sync or Restore has made good.
 	failed, clean atomic.Uint64
@@ -79,11 +80,11 @@ func newToken() string {
 //
 // Errors: client.ErrNameExists; client.ErrNoSpace; client.ErrUnknown: a pool that is not whole may be left, for Remove.
 func Create(ctx context.Context, c *client.Client, name string, local []byte, o Options) (*Pool, error) {
-	return create(ctx, c, name, local, o, newToken())
+	return create(ctx, c, name, local, o, newToken(), false)
 }
 
-// create is Create; last is the token of the pool's last writer.
-func create(ctx context.Context, c *client.Client, name string, local []byte, o Options, last string) (*Pool, error) {
+// create is Create; last is the token of the pool's last writer. torn: what it has until own is called is nobody's memory.
+func create(ctx context.Context, c *client.Client, name string, local []byte, o Options, last string, torn bool) (*Pool, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -100,9 +101,9 @@ func create(ctx context.Context, c *client.Client, name string, local []byte, o 
 	if err != nil {
 		return nil, err
 	}
-	p := &Pool{c: c, local: local, claim: k, attr: o.Attr}
+	p := &Pool{c: c, local: local, name: name, claim: k, attr: o.Attr}
 	p.failed.Add(1)
-	if err := p.make(ctx, name, o, last); err != nil {
+	if err := p.make(ctx, name, o, last, torn); err != nil {
 		k.end()
 		return nil, err
 	}
@@ -110,7 +111,7 @@ func create(ctx context.Context, c *client.Client, name string, local []byte, o 
 }
 
 // make makes the object, the name and the space, in this order: what is there of a pool can be found by its name.
-func (p *Pool) make(ctx context.Context, name string, o Options, last string) (err error) {
+func (p *Pool) make(ctx context.Context, name string, o Options, last string, torn bool) (err error) {
 	k := p.claim
 	ctx, cancel := k.within(ctx)
 	defer cancel()
@@ -124,7 +125,7 @@ func (p *Pool) make(ctx context.Context, name string, o Options, last string) (e
 		return err
 	}
 	token := newToken()
-	k.n = note{State: Making, Space: name + "/pool-" + token, Owner: k.me, Token: token, Dirty: true, Last: last}
+	k.n = note{State: Making, Space: name + "/pool-" + token, Owner: k.me, Token: token, Dirty: true, Torn: torn, Last: last}
 	made, err := p.c.Names().CreateMany(ctx, []client.Name{k.n.with(client.Name{Name: name, Kind: NameKind, Ref: ref})})
 	if errors.Is(err, client.ErrUnknown) {
 		if e, n, lerr := lookup(ctx, p.c, name); lerr == nil && n == k.n {
@@ -185,7 +186,7 @@ func open(ctx context.Context, c *client.Client, name string, local []byte, attr
 		return nil, err
 	}
 	k.keep = keep
-	p := &Pool{c: c, local: local, claim: k}
+	p := &Pool{c: c, local: local, name: name, claim: k}
 	if err := p.open(ctx, name, attr); err != nil {
 		k.end()
 		return nil, err
@@ -297,7 +298,7 @@ func (p *Pool) Close(ctx context.Context) error {
 		return nil
 	}
 	if err := p.claim.release(ctx, p.Dirty()); err != nil {
-		return fmt.Errorf("pool %q: %w", p.claim.e.Name, err)
+		return fmt.Errorf("pool %q: %w", p.name, err)
 	}
 	p.released = true
 	p.claim.end()
@@ -312,7 +313,7 @@ func (p *Pool) enter(off, n uint64) error {
 	case p.closed:
 		err = ErrClosed
 	case off > size || n > size-off:
-		err = fmt.Errorf("%w: %d bytes at %d, pool %q has %d", ErrRange, n, off, p.claim.e.Name, size)
+		err = fmt.Errorf("%w: %d bytes at %d, pool %q has %d", ErrRange, n, off, p.name, size)
 	}
 	if err != nil {
 		p.mu.RUnlock()
@@ -353,7 +354,7 @@ func (p *Pool) write(ctx context.Context, b []byte, off uint64) error {
 	if done > 0 && !errors.Is(err, client.ErrUnknown) {
 		err = fmt.Errorf("%w: %w", client.ErrUnknown, err)
 	}
-	return fmt.Errorf("pool %q: %d of %d bytes at %d are persisted: %w", p.claim.e.Name, done, len(b), off, p.claim.because(err))
+	return fmt.Errorf("pool %q: %d of %d bytes at %d are persisted: %w", p.name, done, len(b), off, p.claim.because(err))
 }
 
 // DeepPersist is Persist and has all that was persisted in the range on stable storage. ErrNotDurable: no byte is sent.
@@ -363,13 +364,13 @@ func (p *Pool) DeepPersist(off, n uint64) error {
 	}
 	defer p.mu.RUnlock()
 	if !p.s.Info().Durable {
-		return fmt.Errorf("%w: %q", ErrNotDurable, p.claim.e.Name)
+		return fmt.Errorf("%w: %q", ErrNotDurable, p.name)
 	}
 	if err := p.send(p.claim.bound, off, n); err != nil {
 		return err
 	}
 	if err := p.s.Flush(p.claim.bound, p.base+off, n); err != nil {
-		return p.claim.because(fmt.Errorf("%w: pool %q: flush of %d bytes at %d: %w", client.ErrUnknown, p.claim.e.Name, n, off, err))
+		return p.claim.because(fmt.Errorf("%w: pool %q: flush of %d bytes at %d: %w", client.ErrUnknown, p.name, n, off, err))
 	}
 	return nil
 }
@@ -426,7 +427,9 @@ func (p *Pool) own(ctx context.Context, token string, torn bool) error {
 
 func (p *Pool) torn() bool { return p.claim.n.Torn }
 
-func (p *Pool) String() string { return "pool " + p.claim.e.Name }
+func (p *Pool) set() [16]byte { return p.Attr().PoolsetUUID }
+
+func (p *Pool) String() string { return "pool " + p.name }
 
 // Info describes a pool.
 type Info struct {
@@ -436,7 +439,7 @@ type Info struct {
 	Replicas int    `json:"replicas"`
 	Durable  bool   `json:"durable"`
 	Dirty    bool   `json:"dirty"`           // it is open, or was not closed in order
-	Torn     bool   `json:"torn,omitempty"`  // a Sync of its set has not returned
+	Torn     bool   `json:"torn,omitempty"`  // a Sync of its set has not returned, or a Persist has failed
 	Owner    uint32 `json:"owner,omitempty"` // number of the session that has, or had, it open
 	Space    string `json:"space"`
 	Problem  string `json:"problem,omitempty"` // why the rest is not known

@@ -78,6 +78,32 @@ func sameFile(a, b string) bool {
 // parts are the Part and the Mirrors.
 func (s *Set) parts() []Part { return append([]Part{s.Part}, s.Mirrors...) }
 
+// check refuses a Set that ParseSet would not have made: one of a program.
+func (s *Set) check() error {
+	if len(s.Pools) == 0 || len(s.Pools)+len(s.Mirrors) > MaxSetReplicas {
+		return fmt.Errorf("%w: a pool set with %d mirrors and %d pools: want a pool, and at most %d of both", client.ErrArgument, len(s.Mirrors), len(s.Pools), MaxSetReplicas)
+	}
+	for _, p := range s.parts() {
+		if err := checkPartBytes(p.Bytes); err != nil {
+			return fmt.Errorf("%w: %s: %w", client.ErrArgument, p.Path, err)
+		}
+		if p.Bytes != s.Part.Bytes || p.Path == s.Part.Path+Restoring {
+			return fmt.Errorf("%w: mirror %s with %d bytes: it needs the %d bytes of %s, and another path than %s, which restore makes", client.ErrArgument, p.Path, p.Bytes, s.Part.Bytes, s.Part.Path, s.Part.Path+Restoring)
+		}
+	}
+	return nil
+}
+
+func checkPartBytes(n uint64) error {
+	switch {
+	case n < MinPartBytes || n > MaxPartBytes:
+		return fmt.Errorf("part of %d bytes: want %d to %d", n, MinPartBytes, uint64(MaxPartBytes))
+	case n%HeaderBytes != 0:
+		return fmt.Errorf("part of %d bytes: want a multiple of %d: write the size in KiB or MiB", n, HeaderBytes)
+	}
+	return nil
+}
+
 // ParseSet reads the text of a pool set. name stands for it in errors, which name the line, too; they are client.ErrArgument.
 func ParseSet(name string, r io.Reader) (*Set, error) {
 	b, err := io.ReadAll(io.LimitReader(r, MaxSetBytes+1))
@@ -191,10 +217,10 @@ func (p *setParser) part(size, path string) error {
 		return fmt.Errorf("a second part: each replica is one file: make one file system of several devices, as LVM does, or begin a mirror with REPLICA")
 	case !filepath.IsAbs(path) || len(path) > 4095 || strings.HasSuffix(path, "/") || clean == "/" || clean != strings.TrimSpace(clean):
 		return fmt.Errorf("part %.80q: want the path of a file, which begins with /", path)
-	case n < MinPartBytes || n > MaxPartBytes:
-		return fmt.Errorf("part of %d bytes: want %d to %d", n, MinPartBytes, uint64(MaxPartBytes))
-	case n%HeaderBytes != 0:
-		return fmt.Errorf("part of %d bytes: want a multiple of %d: write the size in KiB or MiB", n, HeaderBytes)
+	case checkPartBytes(n) != nil:
+		return checkPartBytes(n)
+	case p.has && clean == p.set.Part.Path+Restoring:
+		return fmt.Errorf("mirror %s: restore makes the local part under that path: name another file", clean)
 	case p.has && n != p.set.Part.Bytes:
 		return fmt.Errorf("part of %d bytes, the first one has %d: make them the same", n, p.set.Part.Bytes)
 	}

@@ -56,6 +56,7 @@ func TestRefusedSets(t *testing.T) {
 		head + "REPLICA\n2MiB /b":                                            "part of 2097152 bytes, the first one has 1048576",
 		head + "REPLICA\n1MiB /c/../a":                                       "a.set:4: file /a is in line 2 already",
 		head + "REPLICA quarry: p\nREPLICA quarry: p":                        "a.set:4: pool p is in line 3 already",
+		head + "REPLICA\n1MiB /a.restoring":                                  "mirror /a.restoring: restore makes the local part under that path",
 		head + "REPLICA quarry:":                                             "wants the name of a pool",
 		head + "REPLICA quarry: a b":                                         "wants the name of a pool",
 		head + "REPLICA quarry: " + strings.Repeat("n", pool.MaxNameBytes+1): "wants the name of a pool",

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -17,18 +18,22 @@ import (
 const Restoring = ".restoring"
 
 // Restore makes the local part of a set, which is missing, as a replica is: the one with this path or name, or, for "", the first of those that are there,
-// which have to have the same last owner then. The next Open makes the other replicas as it is. The part has its path when it is whole.
+// which have to have the same last owner then, and of which one that is not torn is taken. The next Open makes the other replicas as it is. The part has its path when it is whole.
 //
 // Errors: os.ErrExist: the part is there; ErrMismatch; ErrTorn; ErrNoPart, client.ErrNoName: there is no such replica; ErrOpen; others as of package function Open.
 func (s *Set) Restore(ctx context.Context, c *client.Client, from string, progress func(done uint64)) (r Report, err error) {
-	if err := ctx.Err(); err != nil {
+	return s.restore(ctx, in(c), from, progress)
+}
+
+func (s *Set) restore(ctx context.Context, w *world, from string, progress func(done uint64)) (r Report, err error) {
+	if err := errors.Join(ctx.Err(), s.check()); err != nil {
 		return r, err
 	}
 	if _, err := os.Lstat(s.Part.Path); !errors.Is(err, os.ErrNotExist) {
 		return r, errors.Join(fmt.Errorf("%w: %s: a local part is not overwritten: move it away", os.ErrExist, s.Part.Path), err)
 	}
 	want := Part{Path: s.Part.Path + Restoring, Bytes: s.Part.Bytes}
-	if old, err := openPart(want); err == nil {
+	if old, err := w.openPart(want); err == nil {
 		err = old.close() // a Restore that has ended before its last step
 		if err != nil {
 			return r, err
@@ -37,7 +42,7 @@ func (s *Set) Restore(ctx context.Context, c *client.Client, from string, progre
 		return r, fmt.Errorf("what Restore would make the part under is there: %w", err)
 	}
 	m := &Memory{}
-	if m.part, err = remakePart(want, partHead{State: partMaking}); err != nil {
+	if m.part, err = w.remakePart(want, partHead{State: partMaking}); err != nil {
 		return r, err
 	}
 	defer func() {
@@ -45,18 +50,18 @@ func (s *Set) Restore(ctx context.Context, c *client.Client, from string, progre
 			_ = os.Remove(want.Path)
 		}
 	}()
-	if err := m.sources(ctx, c, s, from); err != nil {
+	if err := m.sources(ctx, w, s, from); err != nil {
 		return r, err
 	}
-	source := m.replicas[0]
+	source := slices.MinFunc(m.replicas, func(a, b replica) int { return doubts(a) - doubts(b) }) // the first one of these
 	if source.torn() && from == "" {
-		return r, fmt.Errorf("%w: a Sync of %s has not returned, so it may have later Persists and lack earlier ones of a queue: name it as the source to restore it nevertheless", ErrTorn, source)
+		return r, fmt.Errorf("%w: a Sync of %s has not returned, or a Persist has failed there, so it may have later Persists and lack earlier ones: name it as the source to restore it nevertheless", ErrTorn, source)
 	}
 	if r, err = source.Restore(ctx, progress); err != nil {
 		return r, fmt.Errorf("%s: %w", source, err)
 	}
 	h := m.part.head
-	h.Set, h.State, h.Token = setOf(source), partOpen, tokenOf(source.owner())
+	h.Set, h.State, h.Token = source.set(), partOpen, tokenOf(source.owner())
 	if err = errors.Join(m.part.flush(0, h.Bytes), m.part.change(h)); err != nil {
 		return r, err
 	}
@@ -66,25 +71,28 @@ func (s *Set) Restore(ctx context.Context, c *client.Client, from string, progre
 	return r, errors.Join(os.Remove(want.Path), syncFolder(want.Path))
 }
 
-// setOf is the UUID of the set that a replica is of.
-func setOf(r replica) [16]byte {
-	if m, ok := r.(*mirror); ok {
-		return m.head.Set
+// doubts is how much speaks against a replica as a source of Restore.
+func doubts(r replica) int {
+	switch {
+	case r.torn():
+		return 2
+	case r.Dirty():
+		return 1
 	}
-	return r.(*Pool).Attr().PoolsetUUID
+	return 0
 }
 
-// sources opens the replicas that Restore can read.
-func (m *Memory) sources(ctx context.Context, c *client.Client, s *Set, from string) error {
+// sources opens the replicas that Restore can read. Those that are not there, or were not made whole, count as none.
+func (m *Memory) sources(ctx context.Context, w *world, s *Set, from string) error {
 	var gone error
 	for _, named := range s.Mirrors {
 		if from != "" && from != named.Path {
 			continue
 		}
-		p, err := openPart(named)
+		p, err := w.openPart(named)
 		if err == nil {
 			m.replicas = append(m.replicas, newMirror(p, m.Bytes()))
-		} else if gone = errors.Join(gone, err); !errors.Is(err, ErrNoPart) {
+		} else if gone = errors.Join(gone, err); !errors.Is(err, ErrNoPart) && !errors.Is(err, ErrUnfinished) {
 			return err
 		}
 	}
@@ -92,10 +100,10 @@ func (m *Memory) sources(ctx context.Context, c *client.Client, s *Set, from str
 		if from != "" && from != name {
 			continue
 		}
-		p, err := open(ctx, c, name, m.Bytes(), nil, true)
+		p, err := w.openPool(ctx, name, m.Bytes(), nil)
 		if err == nil {
 			m.replicas = append(m.replicas, p)
-		} else if gone = errors.Join(gone, err); !errors.Is(err, client.ErrNoName) {
+		} else if gone = errors.Join(gone, err); !errors.Is(err, client.ErrNoName) && !errors.Is(err, ErrUnfinished) {
 			return err
 		}
 	}
@@ -106,7 +114,7 @@ func (m *Memory) sources(ctx context.Context, c *client.Client, s *Set, from str
 		return gone
 	}
 	for _, r := range m.replicas[1:] {
-		if a := m.replicas[0]; setOf(r) != setOf(a) || r.owner() != a.owner() {
+		if a := m.replicas[0]; r.set() != a.set() || r.owner() != a.owner() {
 			return fmt.Errorf("%w: the last owner of %s is not that of %s: say which one to restore from", ErrMismatch, r, a)
 		}
 	}
@@ -116,7 +124,7 @@ func (m *Memory) sources(ctx context.Context, c *client.Client, s *Set, from str
 // Check compares the local part, which a program may have open, with all replicas, and changes nothing. It returns the sum. Beside Persists that are running it
 // may find differences.
 func (s *Set) Check(ctx context.Context, c *client.Client, progress func(done uint64)) (r Report, err error) {
-	if err := ctx.Err(); err != nil {
+	if err := errors.Join(ctx.Err(), s.check()); err != nil {
 		return r, err
 	}
 	local, unmap, err := readPart(s.Part)
@@ -245,7 +253,7 @@ func (s *Set) Info() (all []PartInfo) {
 //
 // Errors: ErrNoPart, ErrNotPart, ErrMismatch, ErrOpen: nothing was removed.
 func (s *Set) Remove(ctx context.Context, c *client.Client) error {
-	if err := ctx.Err(); err != nil {
+	if err := errors.Join(ctx.Err(), s.check()); err != nil {
 		return err
 	}
 	var held []*part
