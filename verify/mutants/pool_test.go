@@ -28,7 +28,7 @@ var poolMutants = []mutant{
 	},
 	{
 		name: "part of before wins", what: "overwrites a pool with a local part that was not its last owner",
-		edits: []edit{{"client/pool.(*Set).open", `!mine && missing == nil`, `false`}},
+		edits: []edit{{"client/pool.(*Memory).mine", `is || wins {`, `true {`}},
 		runs:  pools("TestPartOfBefore"),
 	},
 	{
@@ -38,7 +38,7 @@ var poolMutants = []mutant{
 	},
 	{
 		name: "owner to be forgotten", what: "does not know the token of an Open that has not returned",
-		edits: []edit{{"client/pool.(*Set).open", `last == was.Token || last == was.Next)`, `last == was.Token)`}},
+		edits: []edit{{"client/pool.(*Memory).mine", `last == p.head.Token || last == p.head.Next)`, `last == p.head.Token)`}},
 		runs:  pools("TestOpenThatFails"),
 	},
 	{
@@ -68,7 +68,52 @@ var poolMutants = []mutant{
 	},
 	{
 		name: "dirty part taken for clean", what: "does not bring up the replicas of a set that was not closed",
-		edits: []edit{{"client/pool.(*Set).open", `if was.State != partClosed || was.Next != (token{}) || !mine || r.Dirty() || missing != nil {`, `if missing != nil {`}},
+		edits: []edit{{"client/pool.(*Set).open", `if was.State != partClosed || was.Next != (token{}) || !mine[i] || r.Dirty() || missing != nil {`, `if missing != nil || i < 0 {`}},
 		runs:  pools("TestBehind"),
+	},
+	{
+		name: "token of a failed Open used", what: "lets a program persist under a token that a part which Restore has made may have, too",
+		edits: []edit{{"client/pool.(*Memory).next", `h.Token, h.State = h.Next, partOpen`, `return nil`}},
+		runs:  pools("TestOpenThatFails"),
+	},
+	{
+		name: "copy of an open part wins", what: "takes a copy, made while a program had the part open, for the part",
+		edits: []edit{{"client/pool.(*part).doubt", `p.head.File != p.id &&`, `false &&`}},
+		runs:  pools("TestSimulatedSets"),
+	},
+	{
+		name: "part trusted behind a restart", what: "overwrites a pool with a local part that has lost what was flushed",
+		edits: []edit{{"client/pool.(*part).lost", `return p.head.Boot`, `return false && p.head.Boot`}},
+		runs:  pools("TestSimulatedSets"),
+	},
+	{
+		name: "failed replica not torn", what: "does not tell that a replica has later ranges and lacks one that has failed",
+		edits: []edit{{"client/pool.(*Memory).putTo", `g.open.Store(true)`, `return err`}},
+		runs:  pools("TestSimulatedSets"),
+	},
+	{
+		name: "replica written before it is torn", what: "sends later ranges to a replica that lacks one and does not say so yet",
+		edits: []edit{{"client/pool.(*Memory).putTo", `if g.open.Load() {`, `if false {`}},
+		runs:  pools("TestSimulatedSets"),
+	},
+	{
+		name: "torn replica restored first", what: "restores from a replica that lacks something, beside one that does not",
+		edits: []edit{{"client/pool.(*Set).restore", `return doubts(a) - doubts(b)`, `return 0`}},
+		runs:  pools("TestSimulatedSets"),
+	},
+	{
+		name: "made replica not torn", what: "has a replica that Sync makes, all zero, count as one that has the memory",
+		edits: []edit{{"client/pool.(*Memory).openReplicas", `m.part.head.Next.String(), true)`, `m.part.head.Next.String(), false)`}, {"client/pool.(*Memory).openReplicas", `State: partTorn,`, `State: partOpen,`}},
+		runs:  pools("TestSimulatedSets"),
+	},
+	{
+		name: "Close without a flush", what: "shows a program what the one before has stored, and loses it with the power",
+		edits: []edit{{"client/pool.(*Memory).Close", `m.part.flush(0, h.Bytes)`, `m.part.flush(0, 0)`}},
+		runs:  pools("TestSimulatedSets"),
+	},
+	{
+		name: "Drain waits for all", what: "does not return from Drain while others persist",
+		edits: []edit{{"client/pool.(*queue).wait", `all := q.added; q.err == nil && q.sent < all;`, `; q.err == nil && q.sent < q.added;`}},
+		runs:  pools("TestQueueIsNeverEmpty"),
 	},
 }
