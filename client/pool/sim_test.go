@@ -241,6 +241,15 @@ func (w *simWorld) handle(p *simPool, name string, local []byte) *simHandle {
 	return h
 }
 
+// becomes gives the next writes to a replica a fate; nil: they succeed.
+func (w *simWorld) becomes(replica string, f *fate) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if delete(w.fate, replica); f != nil {
+		w.fate[replica] = *f
+	}
+}
+
 // befall says how many bytes of a write to a replica have an effect, and whether it fails.
 func (w *simWorld) befall(replica string, bytes int) (int, error) {
 	w.mu.Lock()

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	simBytes = 2*PartBytes + 8*HeaderBytes // of the memory
+	simBytes = PartBytes + 4*HeaderBytes // of the memory
 	simWords = simBytes / 8
 )
 
@@ -96,7 +96,12 @@ func (x *simRun) content(name string) []uint64 {
 // which Restore gives; and no copy of a local part takes anything back.
 func TestSimulatedSets(t *testing.T) {
 	ctx := t.Context()
-	for seed := range uint64(80) {
+	seeds := uint64(80)
+	if testing.Short() {
+		seeds = 12
+		t.Log("-short: fewer seeds")
+	}
+	for seed := range seeds {
 		dir, err := os.MkdirTemp("/dev/shm", "quarry-pool-sim-")
 		if err != nil {
 			dir = t.TempDir()
@@ -217,15 +222,15 @@ func (x *simRun) store() (at, n int) {
 // persist persists a range. Replicas may fail.
 func (x *simRun) persist() {
 	at, n := x.store()
-	failing := ""
+	failing, f := "", fate{}
 	if !x.queue && x.chance(8) {
 		names := x.replicas()
 		failing = names[x.r.IntN(len(names))]
-		x.w.fate[failing] = fate{half: x.chance(2), names: x.chance(3)}
+		f = fate{half: x.chance(2), names: x.chance(3)}
+		x.w.becomes(failing, &f)
 	}
 	err := x.m.Persist(uint64(8*at), uint64(8*n))
-	f := x.w.fate[failing]
-	delete(x.w.fate, failing)
+	x.w.becomes(failing, nil)
 	x.note("persist %d at %d+%d, %s fails %+v: %v", x.number, at, n, failing, f, err)
 	if err != nil && !errors.Is(err, ErrBehind) {
 		x.fail("%v", err)
@@ -305,12 +310,12 @@ func (x *simRun) kill() {
 		if x.queue {
 			f := fate{left: x.r.IntN(3), half: x.chance(2)}
 			for _, name := range x.replicas() {
-				x.w.fate[name] = f
+				x.w.becomes(name, &f)
 			}
 		} else {
 			for _, name := range x.replicas() {
 				if k := x.r.IntN(3); k < 2 {
-					x.w.fate[name] = fate{half: k == 0, names: true} // as if killed before the answer
+					x.w.becomes(name, &fate{half: k == 0, names: true}) // as if killed before the answer
 				} else if x.gap[name] {
 					x.marked[name], x.gap[name] = true, false
 				}
@@ -318,7 +323,7 @@ func (x *simRun) kill() {
 		}
 		_ = x.m.Persist(uint64(8*at), uint64(8*n))
 		x.events = append(x.events, simEvent{at, slices.Clone(x.live[at : at+n])})
-		x.note("killed in persist %d at %d+%d %+v", x.number, at, n, x.w.fate)
+		x.note("killed in persist %d at %d+%d", x.number, at, n)
 	}
 	x.w.mu.Lock()
 	x.w.kill()
