@@ -37,7 +37,7 @@ type partHead struct {
 	Token    token // of the last ownership whose Open has returned
 	Next     token // of an Open that has not returned; zero: none
 	File     fileID
-	Boot     [16]byte // of the machine's start that the file is trusted in; zero: what was flushed survives a loss of power
+	Boot     [16]byte // of the machine's start that the file is trusted in, because a loss of power may take what was flushed, or a flush has failed; zero: in all
 }
 
 // fileID tells a file from its copies, also from those that are made in its place.

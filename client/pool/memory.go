@@ -197,7 +197,11 @@ func (m *Memory) Sync(ctx context.Context, progress func(done uint64)) (Report, 
 		m.queue.drop()
 	}
 	var all Report
-	if err := m.part.flush(0, m.part.head.Bytes); err != nil {
+	err := m.part.mend()
+	if err == nil {
+		err = m.part.flush(0, m.part.head.Bytes)
+	}
+	if err != nil {
 		return all, err
 	}
 	for i, r := range m.replicas {

@@ -82,6 +82,9 @@ func (m *mirror) check(ctx context.Context, progress func(uint64)) (Report, erro
 
 func (m *mirror) Sync(ctx context.Context, progress func(uint64)) (Report, error) {
 	m.behind()
+	if err := m.mend(); err != nil {
+		return Report{}, err
+	}
 	r, err := eachPart(ctx, m.local, m.memory(), progress, func(memory, _ []byte, off uint64) error { return m.put(memory, off) })
 	if err == nil {
 		err = m.flush(0, uint64(len(m.local))) // a put may have been killed before its flush
@@ -96,17 +99,17 @@ func (m *mirror) Restore(ctx context.Context, progress func(uint64)) (Report, er
 	return eachPart(ctx, m.local, m.memory(), progress, func(memory, mine []byte, _ uint64) error { copy(memory, mine); return nil })
 }
 
-func (m *mirror) owner() string { return m.head.Token.String() }
+func (m *mirror) owner() string { return m.now().Token.String() }
 
 func (m *mirror) own(_ context.Context, t string, torn bool) error {
-	h := m.head
+	h := m.now()
 	if h.Token, h.State = tokenOf(t), partOpen; torn {
 		h.State = partTorn
 	}
 	return m.change(h)
 }
 
-func (m *mirror) torn() bool { return m.head.State == partTorn || m.lost() }
+func (m *mirror) torn() bool { return m.now().State == partTorn || m.lost() }
 
 func (m *mirror) set() [16]byte { return m.head.Set }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -20,7 +22,11 @@ type part struct {
 	mapping pmem.Mapping
 	medium  medium
 	id      fileID
-	head    partHead
+	copied  bool // when it was opened, its header was that of another file
+	// failed: a flush has failed. The kernel takes the pages for written then, and the next flush of them would succeed without having written them.
+	failed atomic.Bool
+	mu     sync.Mutex // guards head where Persists run
+	head   partHead
 }
 
 // medium stores to a mapped file, and makes stores durable where they can be. A test simulates one.
@@ -28,6 +34,8 @@ type medium interface {
 	// store writes bytes and persists them.
 	store(mem []byte, off uint64, b []byte) error
 	persist(mem []byte, off, n uint64) error
+	// rewrite makes all bytes durable, also those that a flush which failed has left out.
+	rewrite(mem []byte) error
 	persistent() bool
 }
 
@@ -41,6 +49,15 @@ func (m mapped) persist(mem []byte, off, n uint64) error {
 		return nil
 	}
 	return m.f.Persist(mem, off, n)
+}
+
+func (m mapped) rewrite(mem []byte) error {
+	b := make([]byte, PartBytes)
+	for off := 0; off < len(mem); off += len(b) {
+		n := copy(b, mem[off:])
+		copy(mem[off:], b[:n])
+	}
+	return m.persist(mem, 0, uint64(len(mem)))
 }
 
 func (m mapped) store(mem []byte, off uint64, b []byte) error {
@@ -85,6 +102,7 @@ func (p *part) open() error {
 		return err
 	}
 	p.head, err = decodePartHead(p.mapping.Mem[:HeaderBytes])
+	p.copied = p.head.File != p.id
 	switch {
 	case errors.Is(err, errNoHead), err == nil && p.head.State == partMaking:
 		return fmt.Errorf("%w: %s was not made whole", ErrUnfinished, p.Path)
@@ -92,6 +110,10 @@ func (p *part) open() error {
 		return fmt.Errorf("%s: %w", p.Path, err)
 	case p.head.Bytes != uint64(len(p.memory())):
 		return fmt.Errorf("%w: %s has %d bytes, and %d by its header", ErrMismatch, p.Path, len(p.memory()), p.head.Bytes)
+	}
+	if p.medium.persistent() && p.head.Boot != [16]byte{} && !p.lost() {
+		p.failed.Store(true)
+		return p.mend()
 	}
 	return nil
 }
@@ -187,14 +209,17 @@ func identify(f *os.File) (fileID, error) {
 }
 
 // lost says that the file may have lost what was flushed: it does not survive a loss of power, and the machine has been started again since.
-func (p *part) lost() bool { return p.head.Boot != [16]byte{} && p.head.Boot != p.w.boot }
+func (p *part) lost() bool {
+	boot := p.now().Boot
+	return boot != [16]byte{} && boot != p.w.boot
+}
 
 // doubt says why the part may lack what was persisted although it has the token of a replica; empty: it does not.
 func (p *part) doubt() string {
 	switch {
 	case p.lost():
-		return "its file system does not keep what was flushed when the power fails, and the machine has been started again since the part was used"
-	case p.head.File != p.id && (p.head.State != partClosed || p.head.Next != token{}):
+		return "what was flushed may be lost, because its file system does not keep that or has failed, and the machine has been started again since the part was used"
+	case p.copied && (p.head.State != partClosed || p.head.Next != token{}):
 		return "it is a copy that was made while a program had the part open, or had died"
 	}
 	return ""
@@ -205,19 +230,58 @@ func (p *part) memory() []byte { return p.mapping.Mem[HeaderBytes:] }
 
 // flush returns when a range of the memory survives a loss of power, or at once where nothing does.
 func (p *part) flush(off, n uint64) error {
-	return p.medium.persist(p.mapping.Mem, HeaderBytes+off, n)
+	if p.failed.Load() {
+		return p.broken()
+	}
+	return p.fail(p.medium.persist(p.mapping.Mem, HeaderBytes+off, n))
 }
 
 // put stores to the memory, and returns when that survives a loss of power.
 func (p *part) put(off uint64, b []byte) error {
-	return p.medium.store(p.mapping.Mem, HeaderBytes+off, b)
+	if p.failed.Load() {
+		return p.broken()
+	}
+	return p.fail(p.medium.store(p.mapping.Mem, HeaderBytes+off, b))
+}
+
+func (p *part) broken() error {
+	return fmt.Errorf("%s: a flush has failed, and nothing is flushed before a Sync, or the next Open, writes all again", p.Path)
+}
+
+// mend writes all again if a flush has failed. Preconditions: nobody stores meanwhile.
+func (p *part) mend() error {
+	if !p.failed.Load() {
+		return nil
+	}
+	if err := p.medium.rewrite(p.mapping.Mem); err != nil {
+		return fmt.Errorf("%s: a flush has failed before, and now: %w", p.Path, err)
+	}
+	p.failed.Store(false)
+	return p.change(p.now())
+}
+
+// fail has the part, if there is an error of a flush, trusted until the machine starts again, and no longer.
+func (p *part) fail(err error) error {
+	if err == nil || p.failed.Swap(true) {
+		return err
+	}
+	return errors.Join(err, p.change(p.now()))
+}
+
+// now is the state, which another goroutine may change.
+func (p *part) now() partHead {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.head
 }
 
 // change gives the part another state.
 // Linearizes at: the flush of the copy.
 func (p *part) change(h partHead) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	h.Sequence = p.head.Sequence + 1
-	if h.File, h.Boot = p.id, [16]byte{}; !p.medium.persistent() {
+	if h.File, h.Boot = p.id, [16]byte{}; !p.medium.persistent() || p.failed.Load() {
 		h.Boot = p.w.boot
 	}
 	if err := p.medium.store(p.mapping.Mem, uint64(h.slot()), h.encode()); err != nil {

@@ -28,7 +28,8 @@ type simWorld struct {
 	r      *rand.Rand
 	dir    string
 	pools  map[string]*simPool
-	shadow map[uint64][]byte // what a loss of power leaves of a file for sure, by inode
+	clean  map[uint64]map[int]uint64 // words that a flush which failed has left out, and that the kernel takes for written, by inode
+	shadow map[uint64][]byte         // what a loss of power leaves of a file for sure, by inode
 
 	mu      sync.Mutex
 	session int // of the process that runs
@@ -44,10 +45,11 @@ type fate struct {
 	left  int
 	half  bool
 	names bool // its owner cannot be changed either
+	flush bool // of a local part: flushes fail
 }
 
 func newSimWorld(r *rand.Rand, dir string) *simWorld {
-	w := &simWorld{r: r, dir: dir, pools: map[string]*simPool{}, shadow: map[uint64][]byte{}, session: 1, durable: true, fuse: -1, fate: map[string]fate{}}
+	w := &simWorld{r: r, dir: dir, pools: map[string]*simPool{}, clean: map[uint64]map[int]uint64{}, shadow: map[uint64][]byte{}, session: 1, durable: true, fuse: -1, fate: map[string]fate{}}
 	w.world = &world{boot: [16]byte{1}, medium: func(path string, m pmem.Mapping) medium { return w.newMedium(path, m) }, openPool: w.open, makePool: w.make}
 	return w
 }
@@ -118,6 +120,9 @@ func inode(path string) uint64 {
 // powerFails has each file lose some of what was not flushed. Preconditions: no process runs.
 func (w *simWorld) powerFails() error {
 	w.boot[0]++
+	for _, c := range w.clean {
+		clear(c)
+	}
 	entries, err := os.ReadDir(w.dir)
 	for _, e := range entries {
 		path := filepath.Join(w.dir, e.Name())
@@ -148,9 +153,10 @@ func (w *simWorld) powerFails() error {
 
 // simMedium is a mapped file.
 type simMedium struct {
-	w    *simWorld
-	path string
-	sure []byte
+	w     *simWorld
+	path  string
+	sure  []byte
+	clean map[int]uint64
 }
 
 func (w *simWorld) newMedium(path string, m pmem.Mapping) medium {
@@ -158,9 +164,9 @@ func (w *simWorld) newMedium(path string, m pmem.Mapping) medium {
 	defer w.mu.Unlock()
 	ino := inode(path)
 	if w.shadow[ino] == nil {
-		w.shadow[ino] = bytes.Clone(m.Mem)
+		w.shadow[ino], w.clean[ino] = bytes.Clone(m.Mem), map[int]uint64{}
 	}
-	return &simMedium{w, path, w.shadow[ino]}
+	return &simMedium{w, path, w.shadow[ino], w.clean[ino]}
 }
 
 func (m *simMedium) persistent() bool { return m.w.durable }
@@ -169,10 +175,28 @@ func (m *simMedium) persist(mem []byte, off, n uint64) error {
 	if err := m.w.step(); err != nil {
 		return err
 	}
-	if m.w.durable {
-		copy(m.sure[off:off+n], mem[off:])
+	if !m.w.durable {
+		return nil
+	}
+	fails := m.w.flushFails(m.path, off)
+	for at := int(off &^ 7); at < int(off+n); at += 8 {
+		word := binary.LittleEndian.Uint64(mem[at:])
+		if left, is := m.clean[at]; fails {
+			m.clean[at] = word
+		} else if !is || left != word {
+			delete(m.clean, at)
+			copy(m.sure[at:at+8], mem[at:])
+		}
+	}
+	if fails {
+		return errors.New("the disk has failed")
 	}
 	return nil
+}
+
+func (m *simMedium) rewrite(mem []byte) error {
+	clear(m.clean)
+	return m.persist(mem, 0, uint64(len(mem)))
 }
 
 func (m *simMedium) store(mem []byte, off uint64, b []byte) error {
@@ -250,6 +274,13 @@ func (w *simWorld) becomes(replica string, f *fate) {
 	}
 }
 
+// flushFails says that a flush of the memory of a local part fails.
+func (w *simWorld) flushFails(path string, off uint64) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return off >= HeaderBytes && w.fate[path].flush
+}
+
 // befall says how many bytes of a write to a replica have an effect, and whether it fails.
 func (w *simWorld) befall(replica string, bytes int) (int, error) {
 	w.mu.Lock()
@@ -261,12 +292,12 @@ func (w *simWorld) befall(replica string, bytes int) (int, error) {
 	case !has:
 		return bytes, nil
 	case f.left > 0:
-		w.fate[replica] = fate{f.left - 1, f.half, f.names}
+		w.fate[replica] = fate{f.left - 1, f.half, f.names, false}
 		return bytes, nil
 	case !f.half:
 		return 0, errors.New("the write has failed")
 	}
-	w.fate[replica] = fate{0, false, f.names}
+	w.fate[replica] = fate{0, false, f.names, false}
 	return bytes / 16 * 8, errors.New("the write has failed in the middle")
 }
 

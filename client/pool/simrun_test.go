@@ -45,8 +45,10 @@ type simRun struct {
 	events  []simEvent      // since
 	has     map[string]int  // how many of these a replica has for sure
 	gap     map[string]bool // it lacks one, and is not torn: it has no later one
+	stuck   map[string]bool // a mirror, whose flush has failed
 	marked  map[string]bool // it lacks one, and is torn
 	closed  bool            // in order: what was not persisted is in the local part alone
+	broken  bool            // a flush of the local part has failed
 	settled bool            // no Open and no Sync has failed since
 
 	copies []string // of local parts
@@ -165,11 +167,13 @@ func (x *simRun) opened() {
 		}
 	}
 	x.bases, x.events, x.settled, x.closed = bases, nil, true, false
-	x.has, x.gap, x.marked = map[string]int{}, map[string]bool{}, map[string]bool{}
+	x.has, x.gap, x.marked, x.stuck = map[string]int{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
 }
 
 // flushed: the local part has flushed all.
-func (x *simRun) flushed() { x.sure, x.late = slices.Clone(x.live), map[int][]uint64{} }
+func (x *simRun) flushed() {
+	x.sure, x.late, x.broken = slices.Clone(x.live), map[int][]uint64{}, false
+}
 
 // use stores, persists, and synchronises.
 func (x *simRun) use(ctx context.Context) {
@@ -177,7 +181,7 @@ func (x *simRun) use(ctx context.Context) {
 		x.flushed()
 	}
 	for range x.r.IntN(12) {
-		if x.w.dead {
+		if x.w.dead || x.broken {
 			return
 		}
 		switch x.r.IntN(12) {
@@ -187,6 +191,8 @@ func (x *simRun) use(ctx context.Context) {
 			x.copyPart("copy of an open part")
 		case 2, 3:
 			x.store()
+		case 5:
+			x.flushFails(ctx)
 		case 4:
 			if x.queue && x.m.Drain(ctx) == nil {
 				x.allHave()
@@ -247,15 +253,39 @@ func (x *simRun) persist() {
 		switch {
 		case name == failing && f.names && !x.marked[name]:
 			x.gap[name] = true
-		case name == failing || x.gap[name]:
+		case name == failing || x.gap[name] || x.stuck[name]:
 			x.marked[name], x.gap[name] = true, false
 		}
 		if !x.gap[name] && !x.marked[name] {
 			x.has[name] = len(x.events)
 		}
 	}
-	if (err == nil) != (failing == "") {
-		x.fail("Persist answers %v, and %q has failed", err, failing)
+	if (err == nil) != (failing == "" && len(x.stuck) == 0) {
+		x.fail("Persist answers %v, and %q has failed, %v before", err, failing, x.stuck)
+	}
+	if x.w.pools[failing] == nil && failing != "" {
+		x.stuck[failing] = true
+	}
+}
+
+// flushFails: the disk of the local part fails once. Nothing is persisted from then on.
+func (x *simRun) flushFails(ctx context.Context) {
+	if !x.w.durable || !x.chance(3) {
+		return
+	}
+	x.broken = true
+	at, n := x.store()
+	x.w.becomes(x.set.Part.Path, &fate{flush: true})
+	for range 2 {
+		err := x.m.Persist(uint64(8*at), uint64(8*n))
+		x.note("persist %d at %d+%d, the disk fails: %v", x.number, at, n, err)
+		if !errors.Is(err, client.ErrUnknown) {
+			x.fail("%v", err)
+		}
+		x.w.becomes(x.set.Part.Path, nil)
+	}
+	if x.chance(2) {
+		x.sync(ctx) // which writes all again
 	}
 }
 
@@ -335,8 +365,11 @@ func (x *simRun) powerFails(ctx context.Context) {
 	x.must(x.w.powerFails())
 	x.note("power fails")
 	if !x.w.durable {
-		x.outlive(ctx)
+		x.outlive(ctx, false)
 		return
+	}
+	if x.broken {
+		defer x.outlive(ctx, true)
 	}
 	b, err := os.ReadFile(x.set.Part.Path)
 	x.must(err)
@@ -350,8 +383,8 @@ func (x *simRun) powerFails(ctx context.Context) {
 	x.flushed()
 }
 
-// outlive opens a set whose local part has not survived a loss of power: it is refused, or it is as the replicas are.
-func (x *simRun) outlive(ctx context.Context) {
+// outlive opens a set whose local part may not have survived a loss of power: it is refused, or it is as the replicas are, or has all.
+func (x *simRun) outlive(ctx context.Context, hasAll bool) {
 	before := map[string][]uint64{}
 	for _, name := range x.replicas() {
 		before[name] = slices.Clone(x.content(name))
@@ -359,7 +392,7 @@ func (x *simRun) outlive(ctx context.Context) {
 	m, err := x.set.open(ctx, x.w.world, x.options(), nil)
 	if err == nil {
 		for name, was := range before {
-			if !slices.Equal(was, wordsOf(m.Bytes())) {
+			if !hasAll && !slices.Equal(was, wordsOf(m.Bytes())) {
 				x.fail("a part that has lost flushed bytes has changed %s", name)
 			}
 		}

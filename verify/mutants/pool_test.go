@@ -78,12 +78,12 @@ var poolMutants = []mutant{
 	},
 	{
 		name: "copy of an open part wins", what: "takes a copy, made while a program had the part open, for the part",
-		edits: []edit{{"client/pool.(*part).doubt", `p.head.File != p.id &&`, `false &&`}},
+		edits: []edit{{"client/pool.(*part).doubt", `p.copied &&`, `false &&`}},
 		runs:  pools("TestSimulatedSets"),
 	},
 	{
 		name: "part trusted behind a restart", what: "overwrites a pool with a local part that has lost what was flushed",
-		edits: []edit{{"client/pool.(*part).lost", `return p.head.Boot`, `return false && p.head.Boot`}},
+		edits: []edit{{"client/pool.(*part).lost", `return boot !=`, `return false && boot !=`}},
 		runs:  pools("TestSimulatedSets"),
 	},
 	{
@@ -115,5 +115,15 @@ var poolMutants = []mutant{
 		name: "Drain waits for all", what: "does not return from Drain while others persist",
 		edits: []edit{{"client/pool.(*queue).wait", `all := q.added; q.err == nil && q.sent < all;`, `; q.err == nil && q.sent < q.added;`}},
 		runs:  pools("TestQueueIsNeverEmpty"),
+	},
+	{
+		name: "flush trusted behind one that failed", what: "takes a flush of pages that an earlier one has not written for one that has",
+		edits: []edit{{"client/pool.(*part).fail", `p.failed.Swap(true)`, `true`}},
+		runs:  pools("TestSimulatedSets"),
+	},
+	{
+		name: "failed flush forgotten", what: "opens a part without writing what a flush has left out",
+		edits: []edit{{"client/pool.(*part).open", `!p.lost() {`, `false {`}},
+		runs:  pools("TestSimulatedSets"),
 	},
 }
