@@ -149,9 +149,13 @@ func (w *world) makePart(want Part, head partHead) (_ *part, err error) {
 	return p, nil
 }
 
-// remakePart is makePart in place of a file that was not made whole.
+// remakePart is makePart in place of a local part that nobody has open.
 func (w *world) remakePart(want Part, head partHead) (*part, error) {
-	if err := os.Remove(want.Path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	old, err := holdPart(want)
+	if err == nil {
+		err = errors.Join(os.Remove(want.Path), old.close())
+	}
+	if err != nil && !errors.Is(err, ErrNoPart) {
 		return nil, err
 	}
 	return w.makePart(want, head)

@@ -33,22 +33,16 @@ func (s *Set) restore(ctx context.Context, w *world, from string, progress func(
 		return r, errors.Join(fmt.Errorf("%w: %s: a local part is not overwritten: move it away", os.ErrExist, s.Part.Path), err)
 	}
 	want := Part{Path: s.Part.Path + Restoring, Bytes: s.Part.Bytes}
-	if old, err := w.openPart(want); err == nil {
-		err = old.close() // a Restore that has ended before its last step
-		if err != nil {
-			return r, err
-		}
-	} else if !errors.Is(err, ErrNoPart) && !errors.Is(err, ErrUnfinished) {
-		return r, fmt.Errorf("what Restore would make the part under is there: %w", err)
-	}
 	m := &Memory{}
+	// A Restore that has ended before its last step may have left a file.
 	if m.part, err = w.remakePart(want, partHead{State: partMaking}); err != nil {
-		return r, err
+		return r, fmt.Errorf("the file that Restore makes before it has the part's path: %w", err)
 	}
 	defer func() {
-		if err = m.abandon(ctx, err); err != nil {
-			_ = os.Remove(want.Path)
+		if err != nil {
+			_ = os.Remove(want.Path) // while it is locked: then it is this call's
 		}
+		err = m.abandon(ctx, err)
 	}()
 	if err := m.sources(ctx, w, s, from); err != nil {
 		return r, err
