@@ -207,6 +207,7 @@ type PartInfo struct {
 	Bytes   uint64 `json:"bytes"`             // of the memory
 	State   string `json:"state"`             // Making, Ready; missing or damaged
 	Dirty   bool   `json:"dirty"`             // it is open, or was not closed in order
+	Torn    bool   `json:"torn,omitempty"`    // of a mirror: a Sync has not returned, or a Persist has failed
 	Durable bool   `json:"durable"`           // it survives a loss of power
 	Problem string `json:"problem,omitempty"` // why the rest is not known, or why it is not durable
 }
@@ -231,7 +232,7 @@ func (s *Set) Info() (all []PartInfo) {
 			i.State = Making
 		}
 		if err == nil {
-			i.Dirty = h.State != partClosed
+			i.Dirty, i.Torn = h.State != partClosed, h.State == partTorn
 			fs, err := host.FileSystemOf(p.Path)
 			if i.Durable = err == nil && fs.Volatile == nil; !i.Durable {
 				i.Problem = errors.Join(err, fs.Volatile).Error()

@@ -263,8 +263,11 @@ func (x *simRun) persist() {
 	if (err == nil) != (failing == "" && len(x.stuck) == 0) {
 		x.fail("Persist answers %v, and %q has failed, %v before", err, failing, x.stuck)
 	}
-	if x.w.pools[failing] == nil && failing != "" {
+	if x.w.pools[failing] == nil && failing != "" { // the mirror
 		x.stuck[failing] = true
+		if i := x.set.Info()[1]; i.Torn != x.marked[failing] {
+			x.fail("%+v, and torn is %v", i, x.marked[failing])
+		}
 	}
 }
 

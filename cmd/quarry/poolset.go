@@ -108,14 +108,10 @@ func (a *app) printSet(ctx context.Context, c *client.Client, s *pool.Set) error
 	return a.print(v, func(w io.Writer) {
 		fmt.Fprintln(w, "REPLICA\tSIZE\tSTATE")
 		for _, p := range v.Parts {
-			fmt.Fprintf(w, "%s\t%s\t%s\n", p.Path, sizeOf(p.Bytes, p.Durable), stateOf(p.State, p.Dirty, p.Problem))
+			fmt.Fprintf(w, "%s\t%s\t%s\n", p.Path, sizeOf(p.Bytes, p.Durable), tornState(stateOf(p.State, p.Dirty, p.Problem), p.Torn))
 		}
 		for _, p := range v.Pools {
-			state := stateOf(p.State, p.Dirty, p.Problem)
-			if p.Torn {
-				state += ", a sync has not returned"
-			}
-			fmt.Fprintf(w, "%s %s\t%s\t%s\n", pool.Cluster, p.Name, sizeOf(p.Bytes, p.Durable), state)
+			fmt.Fprintf(w, "%s %s\t%s\t%s\n", pool.Cluster, p.Name, sizeOf(p.Bytes, p.Durable), tornState(stateOf(p.State, p.Dirty, p.Problem), p.Torn))
 		}
 	})
 }
@@ -125,6 +121,14 @@ func sizeOf(n uint64, durable bool) string {
 		return bytesText(n) + " durable"
 	}
 	return bytesText(n)
+}
+
+// tornState adds to a state that the replica is torn.
+func tornState(state string, torn bool) string {
+	if torn {
+		state += ", torn: a sync has not returned, or a persist has failed"
+	}
+	return state
 }
 
 func stateOf(state string, dirty bool, problem string) string {
@@ -202,7 +206,7 @@ func (p *poolSetSyncCmd) Run(ctx context.Context, a *app) error {
 
 type poolSetRestoreCmd struct {
 	poolSetFlags
-	From string `placeholder:"REPLICA" help:"Path of a mirror or name of a pool. Default: the first that is there; all have to have the same last owner then."`
+	From string `placeholder:"REPLICA" help:"Path of a mirror or name of a pool. Default: the first that is there and is not torn; all have to have the same last owner then."`
 }
 
 func (p *poolSetRestoreCmd) Run(ctx context.Context, a *app) error {
