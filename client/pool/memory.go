@@ -84,7 +84,7 @@ func (m *Memory) Persist(off, n uint64) error {
 		return nil
 	}
 	if err := m.part.flush(off, n); err != nil {
-		return fmt.Errorf("%w: %s: %w", client.ErrUnknown, m.part.Path, err)
+		return fmt.Errorf("%w: %w", client.ErrUnknown, err)
 	}
 	b := m.part.memory()[off : off+n]
 	if m.queue != nil {

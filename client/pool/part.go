@@ -266,7 +266,11 @@ func (p *part) mend() error {
 
 // fail has the part, if there is an error of a flush, trusted until the machine starts again, and no longer.
 func (p *part) fail(err error) error {
-	if err == nil || p.failed.Swap(true) {
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("%s: %w", p.Path, err)
+	if p.failed.Swap(true) {
 		return err
 	}
 	return errors.Join(err, p.change(p.now()))

@@ -176,7 +176,7 @@ func (s *Set) open(ctx context.Context, w *world, o MemoryOptions, missing *Opti
 	if was.State != partClosed {
 		// A program that was killed may have stored what it did not flush. The next one acts on what it sees.
 		if err := p.flush(0, was.Bytes); err != nil {
-			return nil, fmt.Errorf("%s: %w", p.Path, err)
+			return nil, err
 		}
 	}
 	if err := m.next(ctx, mine); err != nil {
