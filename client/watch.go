@@ -241,7 +241,7 @@ func (w *Watcher) Next(ctx context.Context) (Ref, error) {
 		if err := ctx.Err(); err != nil {
 			return Ref{}, err
 		}
-		if ref, ok := w.take(); ok {
+		if ref, ok := w.TryNext(); ok {
 			return ref, nil
 		}
 		select {
@@ -256,8 +256,8 @@ func (w *Watcher) Next(ctx context.Context) (Ref, error) {
 	}
 }
 
-// take takes the oldest object that has changed.
-func (w *Watcher) take() (Ref, bool) {
+// TryNext is Next that does not wait: not ok if there is no such object now.
+func (w *Watcher) TryNext() (Ref, bool) {
 	w.hub.mu.Lock()
 	defer w.hub.mu.Unlock()
 	for len(w.changed) > 0 {

@@ -103,7 +103,7 @@ func TestAnOlderVersionIsNamed(t *testing.T) {
 	b.link.began(sent)
 	b.tell(o, live(5))
 	next := func() bool {
-		ref, ok := b.w.take()
+		ref, ok := b.w.TryNext()
 		require.True(t, !ok || ref == o.ref)
 		return ok
 	}
@@ -146,7 +146,7 @@ func TestANodeRefusesWatches(t *testing.T) {
 	require.Nil(t, before.link)
 	require.Same(t, b.link, b.links[1])
 	b.mu.Unlock()
-	ref, ok := b.w.take()
+	ref, ok := b.w.TryNext()
 	require.True(t, ok, "no node looks: the user does")
 	require.Equal(t, before.ref, ref)
 }
@@ -183,7 +183,7 @@ func TestRemovedObjects(t *testing.T) {
 		b.w.Remove(o.ref)
 	}
 	require.Less(t, len(b.w.changed), 32)
-	_, ok := b.w.take()
+	_, ok := b.w.TryNext()
 	require.False(t, ok)
 
 	// The table has no primary for it: the node that was asked drops it.

@@ -112,6 +112,11 @@ func (s watching) Forget(ref btree.Ref) { s.w.watcher.Remove(ref) }
 //
 // Errors: those of Get; ErrWatchTooLarge; client.ErrTooManyWatched for more than client.MaxWatched leaves; client.ErrReadOnly.
 func (t *Tree) Watch(ctx context.Context, o WatchOptions) (*Watch, error) {
+	return t.watchRange(ctx, btree.PrefixRange(string(o.Prefix)), o)
+}
+
+// watchRange is Watch of a range of keys.
+func (t *Tree) watchRange(ctx context.Context, r btree.Range, o WatchOptions) (*Watch, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("watch %v: %w", t, err)
 	}
@@ -122,7 +127,7 @@ func (t *Tree) Watch(ctx context.Context, o WatchOptions) (*Watch, error) {
 	w := &Watch{t: t, watcher: watcher}
 	w.objects = objects{c: t.c, ctx: ctx}
 	w.objects.Begin()
-	f := btree.FollowOptions{Range: btree.PrefixRange(string(o.Prefix)), Quiet: o.From.Now, KeysOnly: o.KeysOnly, LeafValues: o.LeafValues, MaxBytes: o.MaxBytes}
+	f := btree.FollowOptions{Range: r, Quiet: o.From.Now, KeysOnly: o.KeysOnly, LeafValues: o.LeafValues, MaxBytes: o.MaxBytes}
 	if o.From.Known != nil {
 		if f.Known = o.From.Known; o.From.Root != t.Root() {
 			f.Known = func(yield func([]byte, uint64) bool) {
@@ -157,24 +162,39 @@ func (w *Watch) Next(ctx context.Context) (Event, error) {
 	if err := ctx.Err(); err != nil {
 		return Event{}, err
 	}
+	for {
+		e, ok, err := w.ready(ctx)
+		if err != nil || ok {
+			return e, err
+		}
+		ref, err := w.watcher.Next(ctx)
+		if err != nil {
+			return Event{}, err
+		}
+		w.follow.Changed(ref)
+	}
+}
+
+// ready is Next that waits for no change: not ok if none has been told of.
+func (w *Watch) ready(ctx context.Context) (Event, bool, error) {
 	w.objects.ctx = ctx
 	defer w.objects.end()
 	for {
 		c, ok, err := w.follow.Next()
 		switch {
 		case err != nil:
-			return Event{}, fmt.Errorf("watch %v: %w", w.t, err)
+			return Event{}, false, fmt.Errorf("watch %v: %w", w.t, err)
 		case ok && c.Deleted:
-			return Event{Kind: Delete, Key: c.Key, Version: c.Version}, nil
+			return Event{Kind: Delete, Key: c.Key, Version: c.Version}, true, nil
 		case ok:
-			return Event{Kind: Put, Key: c.Key, Value: c.Value, Version: c.Version}, nil
+			return Event{Kind: Put, Key: c.Key, Value: c.Value, Version: c.Version}, true, nil
 		case !w.synced:
 			w.synced = true
-			return Event{Kind: Synced}, nil
+			return Event{Kind: Synced}, true, nil
 		}
-		ref, err := w.watcher.Next(ctx)
-		if err != nil {
-			return Event{}, err
+		ref, ok := w.watcher.TryNext()
+		if !ok {
+			return Event{}, false, nil
 		}
 		w.follow.Changed(ref)
 	}
