@@ -155,11 +155,11 @@ func (f *Feed) loadHead(ctx context.Context) error {
 	b, err := f.state.Get(ctx, feedHeadKey, nil)
 	switch {
 	case errors.Is(err, btree.ErrNoKey):
-		n, err := f.state.Count(ctx, btree.Range{Limit: 1})
-		if err != nil {
+		empty := true
+		if err := f.state.Scan(ctx, btree.Range{Limit: 1}, func(_, _ []byte, _ uint64) bool { empty = false; return false }); err != nil {
 			return err
 		}
-		if n > 0 {
+		if !empty {
 			return fmt.Errorf("%w: %v has keys, and no head of a state", ErrNotState, f.state)
 		}
 	case err != nil:
@@ -199,7 +199,7 @@ func (f *Feed) Bound(ctx context.Context) (context.Context, context.CancelFunc) 
 func (f *Feed) Acknowledged() uint64 { return f.head.acked }
 
 // Next waits for events and returns some, at most 512 and 1 MiB and one value. Slices are the caller's. The event Synced
-// comes once, behind all that differed when the Feed was opened; it has the position of the event before it.
+// comes once, behind all that differed when the Feed was opened; it has the position of the event before it, or the one acknowledged.
 //
 // Behind an error but client.ErrClosed, client.ErrFenced, btree.ErrNoTree and ErrWatchTooLarge call Next again: nothing is missed. ErrPending: call Ack first.
 func (f *Feed) Next(ctx context.Context) ([]FeedEvent, error) {
@@ -236,12 +236,17 @@ func (f *Feed) fill(ctx context.Context) error {
 	if room <= 0 {
 		return fmt.Errorf("%w: %d", ErrPending, len(f.given))
 	}
+	at := f.head.acked
+	if n := len(f.given); n > 0 {
+		at = f.given[n-1]
+	}
 	e, err := f.watch.Next(ctx)
 	for bytes := 0; err == nil; {
 		if e.Kind != Synced {
 			f.last++
+			at = f.last
 		}
-		f.batch = append(f.batch, FeedEvent{e, f.last})
+		f.batch = append(f.batch, FeedEvent{e, at})
 		bytes += len(e.Key) + len(e.Value)
 		if len(f.batch) >= room || bytes >= feedBytes {
 			break

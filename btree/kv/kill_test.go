@@ -41,6 +41,13 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if job := os.Getenv(asFeed); job != "" {
+		if err := feedProcess(job); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	os.Exit(m.Run())
 }
 
