@@ -77,13 +77,13 @@ func exitCode(err error) int {
 		return exitUnknown
 	case is(client.ErrFreed, client.ErrNoName, client.ErrBadRef, client.ErrNoRegion, fsck.ErrNoRegion, btree.ErrNoKey, btree.ErrNoTree, job.ErrNoJob, job.ErrNoPlugin, client.ErrNoFunction, pool.ErrNoPart):
 		return exitNotFound
-	case is(client.ErrConflict, client.ErrNameExists, client.ErrImmutable, btree.ErrKeyExists, btree.ErrNotEmpty, kv.ErrNamesChange, pool.ErrOpen, pool.ErrUnfinished, pool.ErrTorn):
+	case is(client.ErrConflict, client.ErrNameExists, client.ErrImmutable, btree.ErrKeyExists, btree.ErrNotEmpty, kv.ErrNamesChange, kv.ErrFeedOpen, pool.ErrOpen, pool.ErrUnfinished, pool.ErrTorn):
 		return exitConflict
 	case is(client.ErrUnreachable, fsck.ErrUnreachable, fsck.ErrUnchecked, errNoController, rdma.ErrBroken, context.DeadlineExceeded):
 		return exitUnreachable
 	case is(client.ErrNoSpace, client.ErrTooLarge):
 		return exitNoSpace
-	case is(client.ErrArgument, btree.ErrBadKey, kv.ErrNotTree, pool.ErrNotPool, pool.ErrNotPart, pool.ErrMismatch, fsck.ErrNoSlabs, client.ErrKey, client.ErrNotEncrypted):
+	case is(client.ErrArgument, btree.ErrBadKey, kv.ErrNotTree, kv.ErrNotState, pool.ErrNotPool, pool.ErrNotPart, pool.ErrMismatch, fsck.ErrNoSlabs, client.ErrKey, client.ErrNotEncrypted):
 		return exitUsage
 	case is(client.ErrCorrupt, client.ErrNotAuthentic, btree.ErrCorrupt, btree.ErrFormat, errFindings):
 		return exitDamaged

@@ -32,6 +32,7 @@ type kvCmd struct {
 	Count   kvCountCmd   `cmd:"" help:"Count keys. Example: quarry kv count -t users --from a --to b"`
 	Splits  kvSplitsCmd  `cmd:"" help:"Cut a tree into ranges of about the same size, with the node that holds each. Example: quarry kv splits users --parts 16"`
 	Watch   kvWatchCmd   `cmd:"" help:"Print keys and values, and then each change of them as it is committed. Example: quarry kv watch users --prefix a"`
+	Follow  kvFollowCmd  `cmd:"" help:"Print the changes since the last time, and then each as it is committed, for a receiver that may be killed. Example: quarry kv follow users --state users.copy"`
 	Load    kvLoadCmd    `cmd:"" help:"Read keys and values from a file. Example: quarry kv load -t users users.csv"`
 	Dump    kvDumpCmd    `cmd:"" help:"Write all keys and values to a file. Example: quarry kv dump -t users users.jsonl"`
 	Stats   kvStatsCmd   `cmd:"" help:"Describe a tree. Example: quarry kv stats -t users"`

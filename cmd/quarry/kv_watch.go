@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -73,11 +72,10 @@ func (x *kvWatchCmd) Run(ctx context.Context, a *app) error {
 			switch {
 			case err == nil:
 				err = out.event(e)
-			case ctx.Err() == nil && (errors.Is(err, client.ErrFenced) || errors.Is(err, client.ErrLease) || errors.Is(err, client.ErrUnreachable) || errors.Is(err, client.ErrBusy)):
+			case ctx.Err() == nil && passes(err):
 				a.log.Warn("watch goes on", "error", err)
-				select {
-				case <-time.After(watchPause):
-				case <-ctx.Done():
+				if err := rest(ctx); err != nil {
+					return err
 				}
 				continue
 			}

@@ -40,6 +40,46 @@ var btreeMutants = []mutant{
 		runs:  []run{tests("btree", "^TestFollowerOfANewLayerWithoutKeys$")},
 	},
 	{
+		name: "feed delivers what it has not noted", what: "delivers a Put whose key the state does not have",
+		edits: []edit{{"btree/kv.(*Feed).Next", `err := f.note(ctx)`, `err := error(nil)`}},
+		runs:  []run{tests("btree/kv", "^TestFeedGoesOn$")},
+	},
+	{
+		name: "feed acknowledges for the dead", what: "keeps the positions of entries that a dead receiver has not acknowledged, which later positions exceed",
+		edits: []edit{{"btree/kv.(*Feed).begin", `return f.put(ctx, unsure)`, `return nil`}},
+		runs:  []run{tests("btree/kv", "^TestFeedGoesOn$")},
+	},
+	{
+		name: "feed trusts what was not acknowledged", what: "takes an entry behind the acknowledged position for one that the receiver has",
+		edits: []edit{{"btree/kv.(*Feed).begin", `if e.position > f.head.acked {`, `if false {`}},
+		runs:  []run{tests("btree/kv", "^TestFeedGoesOn$")},
+	},
+	{
+		name: "feed forgets a removal", what: "removes the entry of a key whose Delete is behind the acknowledged position",
+		edits: []edit{{"btree/kv.(*Feed).Ack", `if at <= position {`, `if at > 0 {`}},
+		runs:  []run{tests("btree/kv", "^TestFeedGoesOn$")},
+	},
+	{
+		name: "feed forgets a key put again", what: "removes the entry of a key that was put behind the acknowledged Delete",
+		edits: []edit{{"btree/kv.(*Feed).Next", `delete(f.gone, string(e.Key))`, ``}},
+		runs:  []run{tests("btree/kv", "^TestFeedGoesOn$")},
+	},
+	{
+		name: "feed of two trees", what: "takes the versions of a tree for those of another one that has its name",
+		edits: []edit{{"btree/kv.(*Feed).begin", `if e.root != f.t.Root() {`, `if false {`}},
+		runs:  []run{tests("btree/kv", "^TestFeedGoesOn$")},
+	},
+	{
+		name: "feed taken from the living", what: "takes the state of a feed whose session is not fenced",
+		edits: []edit{{"btree/kv.(*feedClaim).take", `if err == nil && !fenced {`, `if err == nil && false && !fenced {`}},
+		runs:  []run{tests("btree/kv", "^TestFeedHasOneOwner$")},
+	},
+	{
+		name: "feed of any session", what: "writes the state under the client's next session",
+		edits: []edit{{"btree/kv.(*Feed).Bound", `return f.claim.within(ctx)`, `return context.WithCancel(ctx)`}},
+		runs:  []run{tests("btree/kv", "^TestFeedHasOneOwner$")},
+	},
+	{
 		name: "parent first", what: "posts the right node of a split before the left one is committed",
 		edits: []edit{{"btree.(*Program).split",
 			`done, err := p.commit(ref, pg.stamp, n, n.right)`,

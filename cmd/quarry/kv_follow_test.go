@@ -1,0 +1,62 @@
+package main
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Prints what has changed since the last time, and what changes meanwhile; a follower that is killed gives way to the next one.
+func TestKVFollow(t *testing.T) {
+	const tree, state = "kv/follow", "kv/follow.state"
+	follow := func(args ...string) result {
+		return kvOn(t, tree, "", append([]string{"follow", "--state", state}, args...)...)
+	}
+	follow("--once").fails(t, exitNotFound, tree)
+	kvOn(t, tree, "", "create").ok(t)
+	for _, key := range []string{"a1", "a2", "b1"} {
+		kvOn(t, tree, "", "put", key, "-d", "value of "+key).ok(t)
+	}
+	require.Equal(t, "put\ta1\tvalue of a1\nput\ta2\tvalue of a2\nsynced\n", follow("--prefix", "a", "--once").ok(t))
+	require.Equal(t, "put\tb1\n", follow("-n", "1", "--keys-only").ok(t))
+	kvOn(t, tree, "", "del", "a1").ok(t)
+	kvOn(t, tree, "", "put", "a2", "-d", "new").ok(t)
+	require.Equal(t, "delete\ta1\n", follow("-n", "1").ok(t), "the other change is not acknowledged")
+	require.Equal(t, "put\ta2\tnew\nsynced\n", follow("--from", "a", "--to", "b", "--once").ok(t))
+	require.Equal(t, "synced\n", follow("--once").ok(t))
+	require.Regexp(t, `^{"event":"synced","position":\d+}\n$`, follow("--once", "--json").ok(t))
+
+	// A follower that runs, is in the way of another one, and is killed.
+	cmd := exec.CommandContext(t.Context(), executable(t), "kv", "follow", tree, "--json", "--state", state)
+	cmd.Env = append(os.Environ(), "QUARRY_CONTROLLER="+cluster(t).URL)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	lines := bufio.NewScanner(out)
+	require.True(t, lines.Scan())
+	kvOn(t, tree, "", "put", "live", "-d", "1").ok(t)
+	require.True(t, lines.Scan())
+	require.Regexp(t, `^{"event":"put","position":\d+,"key":"live","value":"1","version":\d+}$`, lines.Text())
+	follow("--once", "--timeout", "1s").fails(t, exitConflict, "another feed has the state")
+	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	require.Error(t, cmd.Wait())
+	require.Equal(t, 130, cmd.ProcessState.ExitCode())
+	require.Equal(t, "synced\n", follow("--once").ok(t), "an interrupted follower gives the state up")
+
+	kvOn(t, tree, "", "drop").ok(t)
+	follow("--once").fails(t, exitNotFound, tree)
+	kvOn(t, tree, "", "create").ok(t)
+	require.Equal(t, "delete\ta2\ndelete\tb1\ndelete\tlive\nsynced\n", follow("--once").ok(t), "of a tree that was made anew")
+
+	kvOn(t, tree, "", "follow").fails(t, exitUsage, "--state")
+	follow("-n=-1").fails(t, exitUsage, "--count")
+	follow("--prefix", "a", "--to", "b").fails(t, exitUsage, "--prefix")
+	kvOn(t, tree, "", "follow", "--state", tree).fails(t, exitUsage, "--state")
+	kvOn(t, "kv/other", "", "create").ok(t)
+	kvOn(t, "kv/other", "", "put", "k", "-d", "v").ok(t)
+	kvOn(t, tree, "", "follow", "--state", "kv/other").fails(t, exitUsage, "not the state of a feed")
+}
