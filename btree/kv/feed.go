@@ -366,7 +366,7 @@ func (f *Feed) Ack(ctx context.Context, position uint64) error {
 }
 
 // Close ends the Feed and gives the state up, so that another Feed can have it at once. What was not acknowledged is delivered
-// again then. An error: the session may have the state until it ends.
+// again then. An error: other Clients may not get the state before this one's session ends.
 func (f *Feed) Close() error {
 	if f.watch != nil {
 		f.watch.Close()

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/quarrystore/quarry/btree"
@@ -100,6 +101,10 @@ type feedClaim struct {
 	me    feedOwner
 }
 
+// liveClaims has the tokens of the claims of this process that have not ended. A session is of one process, so a claim of the same
+// session that is not here has ended, and nothing writes under it.
+var liveClaims sync.Map
+
 // claimState makes the Client's session the owner of a state.
 func claimState(ctx context.Context, state *Tree) (*feedClaim, error) {
 	k := &feedClaim{state: state}
@@ -110,7 +115,9 @@ func claimState(ctx context.Context, state *Tree) (*feedClaim, error) {
 		end()
 		return nil, err
 	}
-	k.end, k.me.Token = end, strconv.FormatUint(rand.Uint64(), 36)
+	k.me.Token = strconv.FormatUint(rand.Uint64(), 36)
+	liveClaims.Store(k.me.Token, nil)
+	k.end = func() { end(); liveClaims.Delete(k.me.Token) }
 	tctx, cancel := k.within(ctx)
 	defer cancel()
 	if err = k.change(tctx, k.take); err != nil {
@@ -126,6 +133,9 @@ func (k *feedClaim) take(ctx context.Context, now feedOwner) (feedOwner, error) 
 	case now == k.me || has.Serial == 0:
 		return k.me, nil
 	case has.Serial == k.me.Session.Serial:
+		if _, live := liveClaims.Load(now.Token); !live {
+			return k.me, nil // its release has failed
+		}
 		return now, fmt.Errorf("%w: %v, by this client", ErrFeedOpen, k.state)
 	case has.Number == k.me.Session.Number && has.Serial < k.me.Session.Serial:
 		return k.me, nil // a number is given to a later session only when the former one is fenced

@@ -36,6 +36,7 @@ type Options struct {
 	Spaces   bool // clients work on a space instead
 	Pools    bool // clients take turns as owners of a pool instead
 	Watch    bool // clients watch the tree that they change
+	Feed     bool // with Watch: they follow it by feeds with stored states
 	Help     bool // clients have nodes execute changes of objects that others hold
 	PerByte  time.Duration
 

@@ -14,7 +14,7 @@ import (
 	"github.com/quarrystore/quarry/client"
 )
 
-// This file has clients watch the tree that they change. A watcher applies its events to a map. Checked are: the versions of a key rise; each value
+// This file has clients watch the tree that they change, or follow it by feeds. A watcher applies its events to a map. Checked are: the versions of a key rise; each value
 // was written by a call that was done or is unknown; and after the writers have stopped, the map equals the tree. That finds a missed change unless
 // a later change of the same key was delivered.
 
@@ -29,6 +29,7 @@ type watcher struct {
 	// Of the goroutine.
 	state map[string]seenKey
 	told  map[string][]uint64 // values by key, of all events
+	at    uint64              // position of the last event of a feed
 }
 
 // seenKey is what a watcher knows of a key: of one that was deleted the version of the Delete.
@@ -50,7 +51,11 @@ func (r *run) startWatches(ctx context.Context) {
 				if !ok || l.tree == nil { // the schedule ended before the tree was opened
 					return
 				}
-				x.watch(ctx, l)
+				if r.opt.Feed {
+					x.follow(ctx, l)
+				} else {
+					x.watch(ctx, l)
+				}
 				_ = r.pause(ctx, r.between(time.Millisecond, 100*time.Millisecond))
 			}
 		}()
@@ -108,7 +113,7 @@ func (x *watcher) take(l *incarnation, e *kv.Event) {
 	r.count(&r.Counts.Watched)
 	was, known := x.state[key]
 	now := seenKey{version: e.Version, deleted: e.Kind == kv.Delete}
-	if known && now.version <= was.version {
+	if again := r.opt.Feed && now.version == was.version; known && now.version <= was.version && !again {
 		r.fail("%s: watch of %.20s: version %d follows %d", l.name, key, now.version, was.version)
 	}
 	if !strings.HasPrefix(key, x.prefix) {
