@@ -34,6 +34,7 @@ var outputs = map[string]string{
 	"13-kv-watch":     "lamp is off\nwatching\nlamp is on\nlamp is gone\n",
 	"17-pool":         "0: opened\n1: deposit 20\n2: withdraw 5\n",
 	"18-pool-set":     "0: opened\n1: deposit 20\n2: withdraw 5\nthe pool has all of it: true\n",
+	"19-index":        "800 of 800, the index is the table\n",
 	"16-flight":       "{\"batch\":1,\"puts\":2000,\"total\":2000}\n2000 rows, 20000 bytes of values\n",
 }
 
@@ -63,6 +64,27 @@ kill $pid; wait $pid || test $? = 130; rm -r $dir`,
 	"17-pool": `cd $(mktemp -d); 17-pool; rm -r "$PWD"`,
 	"18-pool-set": `cd $(mktemp -d); printf 'PMEMPOOLSET\n1MiB %s/log\nREPLICA quarry: example-set\n' "$PWD" > log.set
 18-pool-set log.set; rm -r "$PWD"`,
+	"19-index": `dir=$(mktemp -d); quarry kv create -t people >&2
+people() { awk -v moved=$1 '{printf "{\"key\":\"p%04d\",\"value\":\"{\\\"City\\\":\\\"c%d\\\"}\"}\n", $1, ($1+moved)%7}' | quarry kv load -t people >&2; }
+killed() {
+kill -9 $pid; ! wait $pid
+for s in $(quarry session list | awk '$2 == "19-index" {print $1}'); do quarry session revoke $s >&2; done; }
+seq 1000 | people 0
+19-index >&2 & pid=$!
+until quarry kv count -t people/by-city 2>/dev/null | grep -q '[1-9]'; do kill -0 $pid; done
+killed # in the first scan
+19-index >&2 & pid=$!
+seq 1000 | people 1
+killed # under changes
+quarry kv del -t people $(seq 1 5 1000 | awk '{printf "p%04d ", $1}') >&2
+19-index >&2 & pid=$!
+seq 2 5 1000 | people 2
+killed
+19-index synced
+quarry kv scan -t people | awk -F '[\t"]' '{print "city/" $5 "/" $1}' | sort > $dir/people
+quarry kv scan -t people/by-city --prefix city/ --keys-only | sort > $dir/index
+echo "$(wc -l < $dir/people) of $(wc -l < $dir/index), the index is$(cmp -s $dir/people $dir/index || echo ' not') the table"
+rm -r $dir`,
 	"16-flight": `quarry kv create -t prices >&2
 ready=$(mktemp)
 quarry gateway flight --spread --listen 127.0.0.1:0 --json > $ready & pid=$!
