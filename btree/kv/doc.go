@@ -16,6 +16,11 @@
 //
 // Stage, Commit and Settle replace the content of a tree as a whole; see replace.go.
 //
+// # Changes
+//
+// Watch delivers the changes of keys to a program that knows what it has; Follow to a receiver that may be killed, whose
+// state is a tree: feed.go delivers, feedstate.go has the layout of the state and its owner.
+//
 // # Orphans
 //
 // Objects that a dead client made and linked nowhere are freed by Collect.
