@@ -30,6 +30,9 @@ func (x *watcher) follow(ctx context.Context, l *incarnation) {
 		nctx, cancel := context.WithTimeout(ctx, r.between(time.Millisecond, 2*time.Second))
 		got, err := f.Next(nctx)
 		cancel()
+		if err == nil && r.chance(12) {
+			return // the receiver dies before it has them
+		}
 		for i := range got {
 			x.receive(l, &got[i])
 		}

@@ -162,14 +162,14 @@ func TestWatchSchedules(t *testing.T) {
 // TestFeedSchedules plays schedules in which clients follow the tree that they change by feeds, whose receivers outlive them: no change and no removal is
 // missed, whatever dies, with acknowledgements of some events.
 func TestFeedSchedules(t *testing.T) {
-	themes := []int{anyTheme, endTheme, nodeTheme, anyTheme, collectTheme}
+	themes := []int{anyTheme, loadTheme, nodeTheme, anyTheme, collectTheme}
 	n := 2 * len(themes)
 	if testing.Short() {
 		t.Log("-short: fewer schedules")
 		n = 2
 	}
 	sum, played := playEach(t, n, themes, func(o *Options, seed uint64) {
-		o.Watch, o.Feed, o.Tree, o.Callback, o.Stuck, o.Length = true, true, true, false, false, min(o.Length, 10*time.Second)
+		o.Watch, o.Feed, o.Tree, o.Callback, o.Stuck, o.End, o.Length = true, true, true, false, false, false, min(o.Length, 10*time.Second)
 		o.Faults, o.Well, o.Spare = o.Faults || seed%4 != 0, false, false
 	})
 	if played >= len(themes) {
