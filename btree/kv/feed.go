@@ -189,7 +189,7 @@ func (f *Feed) putHead(ctx context.Context, head feedHead, zero feedEntry) error
 	return f.state.Put(ctx, feedHeadKey, head.append(zero.append(nil)))
 }
 
-// Bound is ctx for calls that change memory under the Feed's session alone, or fail with client.ErrFenced: no change by a receiver that was suspended,
+// Bound is ctx for calls that change memory under the Feed's session or not at all; it ends with that session. So no change by a receiver that was suspended,
 // and whose state another Feed has taken over, reaches memory. Trees used with it must be used with no other context by this process.
 func (f *Feed) Bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	return f.claim.within(ctx)
@@ -374,7 +374,8 @@ func (f *Feed) Close() error {
 	return f.claim.release()
 }
 
-// Applied is the version of a key that the receiver of a state has acknowledged; 0: it does not have the key. A writer that
+// Applied is the version of a key that the receiver of a state has acknowledged; 0: it does not have the key, or another Put of it was
+// delivered and is not acknowledged. A writer that
 // waits until the version of its Put is there then finds it in what the receiver has made of it.
 func Applied(ctx context.Context, state *Tree, key []byte) (version uint64, err error) {
 	b, err := state.Get(ctx, feedHeadKey, nil)

@@ -20,6 +20,7 @@ type kvFollowCmd struct {
 	State string `required:"" complete:"tree" placeholder:"NAME" help:"Tree that keeps what was delivered, made if there is none: whoever follows with it next goes on. One for each receiver, with one process at a time."`
 	rangeFlags
 	KeysOnly bool `help:"Without the values."`
+	Acks     bool `help:"Take changes for received only when their position, from --json, is read from standard input, a line each; end with standard input. Without it a change is received when it is written to standard output."`
 	Once     bool `help:"End when everything has been printed that has changed since the last time."`
 	Count    int  `short:"n" placeholder:"N" help:"End after N changes; 0 means never."`
 }
@@ -32,7 +33,7 @@ type kvFollowed struct {
 	Version uint64 `json:"version,omitempty"` // in the place of kvEntry's, which is never left out
 }
 
-// Run prints changes until --count or --once is reached or it is interrupted. A change counts as received when it is written to standard output.
+// Run prints changes until --count or --once is reached or it is interrupted.
 func (x *kvFollowCmd) Run(ctx context.Context, a *app) error {
 	k := &a.cli.KV
 	if x.Name != "" {
@@ -48,6 +49,9 @@ func (x *kvFollowCmd) Run(ctx context.Context, a *app) error {
 	if x.State == k.Tree {
 		return usagef("--state %s: want another tree than the one that is followed", x.State)
 	}
+	if x.Acks && !a.cli.JSON {
+		return usagef("--acks: want --json too, which prints positions")
+	}
 	c, err := a.connect(ctx, nil)
 	if err != nil {
 		return err
@@ -56,8 +60,12 @@ func (x *kvFollowCmd) Run(ctx context.Context, a *app) error {
 	if x.Count == 0 {
 		out.left = -1
 	}
+	var acks *followAcks
+	if x.Acks {
+		acks = readAcks(a.in)
+	}
 	for err == nil && !out.ended {
-		if err = x.follow(ctx, a, c, r, out); err == nil || ctx.Err() != nil || !passes(err) && !errors.Is(err, btree.ErrNoTree) {
+		if err = x.follow(ctx, a, c, r, out, acks); err == nil || out.ended || ctx.Err() != nil || !passes(err) && !errors.Is(err, btree.ErrNoTree) {
 			continue
 		}
 		// The session has ended, or the tree was replaced. If its name is gone, opening it says so.
@@ -68,7 +76,7 @@ func (x *kvFollowCmd) Run(ctx context.Context, a *app) error {
 }
 
 // follow prints the events of one feed.
-func (x *kvFollowCmd) follow(ctx context.Context, a *app, c *client.Client, r btree.Range, out *kvFollowOut) (err error) {
+func (x *kvFollowCmd) follow(ctx context.Context, a *app, c *client.Client, r btree.Range, out *kvFollowOut, acks *followAcks) (err error) {
 	octx, cancel := a.one(ctx)
 	t, err := kv.Open(octx, c, a.cli.KV.Tree, btree.Config{})
 	cancel()
@@ -80,30 +88,41 @@ func (x *kvFollowCmd) follow(ctx context.Context, a *app, c *client.Client, r bt
 		return err
 	}
 	defer func() { err = errors.Join(err, feed.Close()) }()
-	for !out.ended {
-		events, err := feed.Next(ctx)
-		switch {
-		case err != nil && ctx.Err() == nil && passes(err) && !errors.Is(err, client.ErrFenced):
-			a.log.Warn("follow goes on", "error", err)
-			if err := rest(ctx); err != nil {
-				return err
-			}
-			continue
-		case err != nil:
+	if acks != nil {
+		return x.acknowledged(ctx, a, feed, out, acks)
+	}
+	for before := out.last; !out.ended; before = out.last {
+		if err := x.next(ctx, ctx, a, feed, out); err != nil {
 			return err
 		}
-		events, err = out.write(events)
-		if err != nil {
-			return err
+		if out.last == before {
+			continue // nothing, or synced alone
 		}
 		octx, cancel := a.one(context.WithoutCancel(ctx)) // what was printed is not printed again, also if it is interrupted now
-		err = feed.Ack(octx, events[len(events)-1].Position)
+		err := feed.Ack(octx, out.last)
 		cancel()
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// next prints events, if any come before nctx ends.
+func (x *kvFollowCmd) next(ctx, nctx context.Context, a *app, feed *kv.Feed, out *kvFollowOut) error {
+	events, err := feed.Next(nctx)
+	switch {
+	case err == nil:
+		return out.write(events)
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case nctx.Err() != nil:
+		return nil
+	case passes(err) && !errors.Is(err, client.ErrFenced):
+		a.log.Warn("follow goes on", "error", err)
+		return rest(ctx)
+	}
+	return err
 }
 
 // open waits until the state is free: a former follower that was killed has it until its session is fenced, and one that lives until it ends.
@@ -147,27 +166,32 @@ type kvFollowOut struct {
 	k     *kvCmd
 	json  bool
 	out   *bufio.Writer
-	left  int // changes until --count; less than 0: no end
+	left  int    // changes until --count; less than 0: no end
+	last  uint64 // position printed last
 	ended bool
 }
 
-// write prints a batch, up to the event with which the command ends, and returns what it has printed.
-func (o *kvFollowOut) write(events []kv.FeedEvent) ([]kv.FeedEvent, error) {
-	for i, e := range events {
+// write prints a batch, up to the event with which the command ends.
+func (o *kvFollowOut) write(events []kv.FeedEvent) error {
+	last := o.last
+	for _, e := range events {
 		if err := o.event(o.out, e); err != nil {
-			return nil, err
+			return err
 		}
-		if e.Kind == kv.Synced {
+		if last = max(last, e.Position); e.Kind == kv.Synced {
 			o.ended = o.x.Once
 		} else if o.left--; o.left == 0 {
 			o.ended = true
 		}
 		if o.ended {
-			events = events[:i+1]
 			break
 		}
 	}
-	return events, o.out.Flush()
+	err := o.out.Flush()
+	if err == nil {
+		o.last = last
+	}
+	return err
 }
 
 func (o *kvFollowOut) event(w io.Writer, e kv.FeedEvent) (err error) {

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bufio"
+	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"testing"
@@ -47,12 +49,50 @@ func TestKVFollow(t *testing.T) {
 	require.Equal(t, 130, cmd.ProcessState.ExitCode())
 	require.Equal(t, "synced\n", follow("--once").ok(t), "an interrupted follower gives the state up")
 
+	// Acknowledgements of another program: none, then some, then all. It reads what it acknowledges.
+	kvOn(t, tree, "", "put", "x", "-d", "1").ok(t)
+	kvOn(t, tree, "", "put", "y", "-d", "1").ok(t)
+	rounds := 0
+	acks := exec.CommandContext(t.Context(), executable(t), "kv", "follow", tree, "--json", "--acks", "--once", "--state", state)
+	for _, want := range [][]string{{"x", "y"}, {"x", "y"}, {"y"}, {}} {
+		cmd := exec.CommandContext(t.Context(), acks.Path, acks.Args[1:]...)
+		cmd.Env, cmd.Stderr = append(os.Environ(), "QUARRY_CONTROLLER="+cluster(t).URL), os.Stderr
+		in, err := cmd.StdinPipe()
+		require.NoError(t, err)
+		out, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		keys, lines := []string{}, json.NewDecoder(out)
+		for {
+			var e kvFollowed
+			require.NoError(t, lines.Decode(&e))
+			if e.Event == "synced" {
+				break
+			}
+			keys = append(keys, *e.Key)
+			if rounds == 1 && *e.Key == "x" || rounds == 2 {
+				_, err := fmt.Fprintln(in, e.Position)
+				require.NoError(t, err)
+			}
+		}
+		require.Equal(t, want, keys)
+		if rounds < 2 { // else it ends by itself
+			require.NoError(t, in.Close())
+		}
+		require.NoError(t, cmd.Wait())
+		rounds++
+	}
+	bad := kvOn(t, tree, "nonsense\n", "follow", "--state", state, "--json", "--acks")
+	require.Equal(t, exitUsage, bad.code)
+	require.Contains(t, bad.err, "line 1")
+
 	kvOn(t, tree, "", "drop").ok(t)
 	follow("--once").fails(t, exitNotFound, tree)
 	kvOn(t, tree, "", "create").ok(t)
-	require.Equal(t, "delete\ta2\ndelete\tb1\ndelete\tlive\nsynced\n", follow("--once").ok(t), "of a tree that was made anew")
+	require.Equal(t, "delete\ta2\ndelete\tb1\ndelete\tlive\ndelete\tx\ndelete\ty\nsynced\n", follow("--once").ok(t), "of a tree that was made anew")
 
 	kvOn(t, tree, "", "follow").fails(t, exitUsage, "--state")
+	follow("--acks").fails(t, exitUsage, "--json")
 	follow("-n=-1").fails(t, exitUsage, "--count")
 	follow("--prefix", "a", "--to", "b").fails(t, exitUsage, "--prefix")
 	kvOn(t, tree, "", "follow", "--state", tree).fails(t, exitUsage, "--state")
