@@ -37,7 +37,7 @@ var (
 
 const (
 	// MaxPending is how many events may be delivered and not acknowledged: they are delivered again when their receiver has died.
-	MaxPending = 1 << 14
+	MaxPending = 1 << 13
 	// feedBatch and feedBytes bound the events of one Next, whose values are in memory together; the last value may exceed feedBytes.
 	feedBatch = 1 << 9
 	feedBytes = 1 << 20
