@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
@@ -63,7 +64,10 @@ func (x *fed) follow(o kv.FeedOptions) {
 		o.State = x.tree.Name() + ".feed"
 	}
 	var err error
-	x.feed, err = x.tree.Follow(x.t.Context(), o)
+	require.Eventually(x.t, func() bool { // the nodes learn of the end of a session a moment later
+		x.feed, err = x.tree.Follow(x.t.Context(), o)
+		return !errors.Is(err, kv.ErrFeedOpen)
+	}, patience, time.Millisecond)
 	require.NoError(x.t, err)
 }
 
