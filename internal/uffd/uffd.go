@@ -178,7 +178,15 @@ func WriteProtect(fd int, addr, n uint64, protect bool) error {
 	return ioctl(fd, ioctlWriteProtect, &[5]uint64{addr, n, mode})
 }
 
-// Poison has every access to pages that are not mapped end with SIGBUS, and wakes threads that wait for them.
+// Unprotect takes write protection off pages that are not mapped, and wakes nobody. The kernel keeps the protection of a page of shared memory when
+// the page is taken away, and refuses to poison it then.
+func Unprotect(fd int, addr, n uint64) error {
+	const dontWake = 1 << 1
+	return ioctl(fd, ioctlWriteProtect, &[5]uint64{addr, n, dontWake})
+}
+
+// Poison has every access to pages that are not mapped end with SIGBUS, and wakes threads that wait for them. EEXIST: a page is mapped, poisoned or
+// protected.
 func Poison(fd int, addr, n uint64) error {
 	return ioctl(fd, ioctlPoison, &[5]uint64{addr, n, 0})
 }

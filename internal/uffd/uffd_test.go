@@ -89,6 +89,15 @@ func TestFaults(t *testing.T) {
 	require.NoError(t, uffd.Poison(fd, base+page, page))
 	require.Error(t, <-done)
 
+	// A protected page that was taken away cannot be poisoned as it is. What is poisoned stays so when the file's page is taken away once more.
+	require.NoError(t, uffd.WriteProtect(fd, base+2*page, page, true))
+	require.NoError(t, uffd.Discard(file, 2*page, page))
+	require.ErrorIs(t, uffd.Poison(fd, base+2*page, page), unix.EEXIST)
+	require.NoError(t, uffd.Unprotect(fd, base+2*page, page))
+	require.NoError(t, uffd.Poison(fd, base+2*page, page))
+	require.NoError(t, uffd.Discard(file, 2*page, page))
+	require.Error(t, <-populate(mem[2*page:3*page], false))
+
 	// Woken without an answer, it faults again.
 	done = populate(mem[4*page:5*page], false)
 	e := next(t, fd)

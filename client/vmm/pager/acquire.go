@@ -14,12 +14,19 @@ const acquirePages = roundPages
 // not dirty; or it is dirty. It returns how many were dropped.
 func (s *Server) acquire(ctx context.Context, of *memory, first, n uint64) (dropped uint64, _ error) {
 	pages := s.cache.within(of, first, n, func(*frame) bool { return true })
+	until, _ := ctx.Deadline()
 	for len(pages) > 0 {
 		part := pages[:min(len(pages), acquirePages)]
 		pages = pages[len(part):]
 		var mine []*frame
 		for _, p := range part { // in order: see the package comment
-			f := s.cache.take(of, p)
+			f, err := s.cache.take(of, p, until)
+			if err != nil {
+				if len(mine) > 0 {
+					s.cache.release(mine...)
+				}
+				return dropped, fmt.Errorf("comparing page %#x of space %q: %w", of.address(p), of.id.Name, err)
+			}
 			if f != nil && s.isDirty(f) {
 				s.cache.release(f)
 			} else if f != nil {
@@ -60,7 +67,10 @@ func (s *Server) compare(ctx context.Context, frames []*frame) (dropped uint64, 
 				same = append(same, f)
 				continue
 			}
-			s.forget(run{f})
+			if ferr := s.forget(run{f}); ferr != nil { // it still has its old bytes
+				err = ferr
+				continue
+			}
 			dropped++
 		}
 	}
@@ -75,13 +85,21 @@ func (s *Server) prefetch(ctx context.Context, m *mapping, first, n uint64) erro
 		if err := ctx.Err(); err != nil { // such as where no frame becomes free, because nothing can be written back
 			return fmt.Errorf("reading ahead to page %#x of space %q: %w", m.of.address(page), m.of.id.Name, err)
 		}
-		all := run(s.makeMore(m, page, min(left, first+n-page, roundPages)))
-		if len(all) == 0 { // it has a frame, or none is free
-			page++
-			continue
+		more, _ := s.makeMore(ctx, m, page, min(left, first+n-page, roundPages))
+		if len(more) == 0 { // it has a frame, or none is free: then it waits for one, or says why there is none
+			f, err := s.make(ctx, m.of, page)
+			if err != nil {
+				return fmt.Errorf("reading ahead to page %#x of space %q: %w", m.of.address(page), m.of.id.Name, err)
+			}
+			if f == nil {
+				page++
+				continue
+			}
+			more = append(more, f)
 		}
+		all := run(more)
 		if err := s.fill(ctx, all); err != nil {
-			s.forget(all)
+			_ = s.forget(all)
 			return err
 		}
 		_ = m.show(page, uint64(len(all)), false)

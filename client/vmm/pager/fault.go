@@ -11,10 +11,15 @@ import (
 	"github.com/quarrystore/quarry/internal/uffd"
 )
 
-// servers is how many faults of one mapping are served at the same time: one waits for the next event, the others work.
-const servers = 8
+// minServers and maxServers bound how many faults of one mapping are served at the same time: each thread of the program that waits has one. Where
+// maxServers are at work, further faults wait for one of them.
+const (
+	minServers = 4
+	maxServers = 256
+)
 
-// serveFaults serves the faults of a mapping until its userfaultfd is closed.
+// serveFaults serves the faults of a mapping until its userfaultfd is closed. When all servers are at work another one is started, so that a fault
+// does not wait for those of other pages.
 func (s *Server) serveFaults(m *mapping) {
 	var b [uffd.EventBytes]byte
 	for {
@@ -22,28 +27,49 @@ func (s *Server) serveFaults(m *mapping) {
 		if err != nil {
 			return
 		}
-		if e, ok := uffd.Parse(b[:n]); ok {
-			s.fault(m, e)
+		e, ok := uffd.Parse(b[:n])
+		if !ok {
+			continue
+		}
+		if m.idle.Add(-1) == 0 && m.servers.Load() < maxServers {
+			s.addServer(m)
+		}
+		s.fault(m, e)
+		if m.idle.Add(1) > minServers {
+			m.idle.Add(-1)
+			m.servers.Add(-1)
+			return
 		}
 	}
+}
+
+// addServer starts a server of faults.
+// Preconditions: m.tasks is not waited for yet, or the caller is one of them.
+func (s *Server) addServer(m *mapping) {
+	m.idle.Add(1)
+	m.servers.Add(1)
+	m.tasks.Go(func() { s.serveFaults(m) })
 }
 
 // fault serves one fault.
 func (s *Server) fault(m *mapping, e uffd.Event) {
 	began := time.Now()
+	until := began.Add(s.cfg.FaultTimeout)
 	page := (e.Addr - m.of.base()) / pageBytes
 	if page < m.first || page-m.first >= m.n {
 		return // not of this mapping: a descriptor that was registered elsewhere, too
 	}
 	store := e.Write && m.shared
-	f := s.cache.take(m.of, page)
+	f, err := s.cache.take(m.of, page, until)
 	switch {
+	case err != nil:
+		s.fail(m, page, fmt.Errorf("%w after %v", err, s.cfg.FaultTimeout), nil)
 	case f == nil && e.Protected:
 		m.wake(page) // it was removed meanwhile: it faults again, as a missing page
 		return
 	case f == nil:
 		s.count.missing.Add(1)
-		s.missing(m, page, store)
+		s.missing(m, page, store, until)
 	case e.Protected:
 		s.count.protected.Add(1)
 		s.firstStore(m, f)
@@ -60,7 +86,20 @@ func (s *Server) firstStore(m *mapping, f *frame) {
 	s.touch(f, m.shared)
 	// Dirty before it can be stored into: see the invariant of the package.
 	if err := m.allow(f.page); err != nil && !errors.Is(err, errGone) {
-		m.poison(f.page, err)
+		m.wake(f.page) // its page tables changed meanwhile
+	}
+}
+
+// fail ends the accesses that wait for a page with SIGBUS, and keeps the reason. mine is the page's frame if the caller has made it, and nothing is in it yet.
+func (s *Server) fail(m *mapping, page uint64, reason error, mine *frame) {
+	m.keep(page, reason)
+	c := s.cache
+	c.mu.Lock() // nobody else makes a frame for the page meanwhile, and maps it
+	f := m.of.frames[page]
+	err := m.poison(page, f == mine)
+	c.mu.Unlock()
+	if err != nil { // it is mapped, or poisoned, or another goroutine has just read it
+		m.wake(page)
 	}
 }
 
@@ -80,8 +119,11 @@ func (s *Server) present(m *mapping, f *frame, store bool) {
 	err := m.show(f.page, 1, store)
 	if errors.Is(err, unix.EFAULT) {
 		// A program has taken the page out of the shared memory. It has no bytes.
-		s.forget(run{f})
-		m.wake(f.page)
+		if err = s.forget(run{f}); err == nil {
+			m.wake(f.page)
+		} else {
+			s.fail(m, f.page, err, f)
+		}
 		return
 	}
 	page := f.page
@@ -102,41 +144,39 @@ func (s *Server) present(m *mapping, f *frame, store bool) {
 	case errors.Is(err, unix.EAGAIN): // its page tables changed meanwhile: it faults again
 		m.wake(page)
 	default:
-		m.poison(page, fmt.Errorf("mapping a page of process %d: %w", m.pid, err))
+		s.fail(m, page, fmt.Errorf("mapping a page of process %d: %w", m.pid, err), nil)
 	}
 }
 
 // missing reads a page, and further ones where the faults of the mapping go up in sequence, and maps them.
-func (s *Server) missing(m *mapping, page uint64, store bool) {
-	f, err := s.make(m.of, page)
+func (s *Server) missing(m *mapping, page uint64, store bool, until time.Time) {
+	ctx, cancel := context.WithDeadline(context.Background(), until)
+	defer cancel()
+	f, err := s.make(ctx, m.of, page)
 	if f == nil && err == nil {
 		m.wake(page) // another program has it read meanwhile
 		return
 	}
 	if err != nil {
-		m.poison(page, err)
+		s.fail(m, page, err, nil)
 		return
 	}
 	m.mu.Lock()
 	n, ahead := m.ahead.missed(page, s.maxAhead())
 	m.mu.Unlock()
-	all := append(run{f}, s.makeMore(m, page+1, n-1)...)
-	if ahead > 0 { // beside this READ
-		m.tasks.Go(func() { s.readAhead(m, page+n, ahead) })
+	all := run{f}
+	if n > 1 {
+		if all, err = s.fillMore(ctx, m, f, n, ahead); err != nil { // perhaps another page of them cannot be read
+			_ = s.forget(all[1:])
+			all = all[:1]
+		}
 	}
-	ctx, cancel := s.faultContext()
-	err = s.fill(ctx, all)
-	cancel()
-	if err != nil && len(all) > 1 { // perhaps another page of them cannot be read
-		s.forget(all[1:])
-		all = all[:1]
-		ctx, cancel := s.faultContext()
+	if len(all) == 1 {
 		err = s.fill(ctx, all)
-		cancel()
 	}
 	if err != nil {
-		s.forget(all)
-		m.poison(page, err)
+		s.fail(m, page, err, f) // before the frame is given up
+		_ = s.forget(all)
 		return
 	}
 	if store {
@@ -152,20 +192,38 @@ func (s *Server) missing(m *mapping, page uint64, store bool) {
 	}
 }
 
+// fillMore reads the page of a new frame and further ones, n of them if there is memory. It takes half of the time that is left, so that the page can
+// be read alone where that fails. If it is the only one it is not read.
+func (s *Server) fillMore(ctx context.Context, m *mapping, f *frame, n, ahead uint64) (run, error) {
+	until, _ := ctx.Deadline()
+	ctx, cancel := context.WithTimeout(ctx, time.Until(until)/2)
+	defer cancel()
+	more, _ := s.makeMore(ctx, m, f.page+1, n-1) // without memory there is no read-ahead
+	all := append(run{f}, more...)
+	if ahead > 0 { // beside this READ
+		m.tasks.Go(func() { s.readAhead(m, f.page+n, ahead) })
+	}
+	if len(all) == 1 {
+		return all, nil
+	}
+	return all, s.fill(ctx, all)
+}
+
 func (s *Server) faultContext() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), s.cfg.FaultTimeout)
 }
 
 // readAhead reads pages that the program has not asked for yet. The first of them is not mapped: its fault says that the program has come there.
 func (s *Server) readAhead(m *mapping, page, n uint64) {
-	all := run(s.makeMore(m, page, n))
+	ctx, cancel := s.faultContext()
+	defer cancel()
+	more, _ := s.makeMore(ctx, m, page, n)
+	all := run(more)
 	if len(all) == 0 {
 		return
 	}
-	ctx, cancel := s.faultContext()
-	defer cancel()
 	if err := s.fill(ctx, all); err != nil {
-		s.forget(all)
+		_ = s.forget(all)
 		return
 	}
 	s.count.ahead.Add(uint64(len(all)))
@@ -193,9 +251,13 @@ func (s *Server) fill(ctx context.Context, r run) error {
 
 // make makes the frame of a page that is in none, the caller's, and frees another one for it where there is no room. nil without an error: the page
 // has one by now.
-func (s *Server) make(of *memory, page uint64) (*frame, error) {
+func (s *Server) make(ctx context.Context, of *memory, page uint64) (*frame, error) {
 	c := s.cache
+	until, _ := ctx.Deadline()
 	for {
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("no memory became free: %w", err)
+		}
 		c.mu.Lock()
 		if of.frames[page] != nil {
 			c.mu.Unlock()
@@ -206,21 +268,23 @@ func (s *Server) make(of *memory, page uint64) (*frame, error) {
 			return f, nil
 		}
 		list := c.victims(s.batch())
+		var err error
 		if len(list) == 0 { // all are busy
-			c.freed.Wait()
+			err = c.wait(until)
 		}
 		c.mu.Unlock()
 		if len(list) > 0 {
-			if err := s.evict(list); err != nil {
-				return nil, err
-			}
+			err = s.evict(ctx, list)
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
 }
 
 // makeMore makes frames for at most n pages from one on, up to the first page that has one, the end of the mapping, or the last frame that is to be had without
-// waiting for busy ones.
-func (s *Server) makeMore(m *mapping, page, n uint64) (all []*frame) {
+// waiting for busy ones. An error: why no memory could be freed for all of them.
+func (s *Server) makeMore(ctx context.Context, m *mapping, page, n uint64) (all []*frame, err error) {
 	c := s.cache
 	n = min(n, m.first+m.n-min(page, m.first+m.n))
 	for n > 0 {
@@ -235,11 +299,14 @@ func (s *Server) makeMore(m *mapping, page, n uint64) (all []*frame) {
 			all, page, n = append(all, f), page+1, n-1
 		}
 		c.mu.Unlock()
-		if len(list) == 0 || s.evict(list) != nil {
-			return all
+		if len(list) == 0 {
+			break
+		}
+		if err := s.evict(ctx, list); err != nil {
+			return all, err
 		}
 	}
-	return all
+	return all, nil
 }
 
 // maxAhead is how many pages one fault reads at most: others need memory, too.

@@ -2,8 +2,10 @@ package pager
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"sync"
+	"time"
 )
 
 // frame is a page that is in memory. Its fields are guarded by cache.mu.
@@ -113,8 +115,28 @@ func (c *cache) victims(n int) (out []*frame) {
 	return out
 }
 
+// errBusy: other work on a page has not ended in time.
+var errBusy = errors.New("the page is still being read or written back")
+
+// wait waits until a frame has become free, or until a time.
+// Preconditions: mu is held.
+func (c *cache) wait(until time.Time) error {
+	left := time.Until(until)
+	if left <= 0 {
+		return errBusy
+	}
+	t := time.AfterFunc(left, func() {
+		c.mu.Lock() // it waits by now
+		defer c.mu.Unlock()
+		c.freed.Broadcast()
+	})
+	defer t.Stop()
+	c.freed.Wait()
+	return nil
+}
+
 // take makes the frame of a page the caller's, when it is not busy any more; nil if the page is in none.
-func (c *cache) take(of *memory, page uint64) *frame {
+func (c *cache) take(of *memory, page uint64, until time.Time) (*frame, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for {
@@ -123,9 +145,11 @@ func (c *cache) take(of *memory, page uint64) *frame {
 			if f != nil {
 				f.busy = true
 			}
-			return f
+			return f, nil
 		}
-		c.freed.Wait()
+		if err := c.wait(until); err != nil {
+			return nil, err
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -25,7 +26,9 @@ type mapping struct {
 	uffd   int          // -1 before attach and behind detach
 	events *os.File     // of the same userfaultfd, for reading
 
-	tasks sync.WaitGroup // what works on the memory for this mapping
+	tasks   sync.WaitGroup // what works on the memory for this mapping
+	servers atomic.Int32   // of faults
+	idle    atomic.Int32   // of them
 
 	mu      sync.Mutex       // guards what follows
 	ahead   sequence         // of its faults
@@ -142,18 +145,25 @@ func (m *mapping) wake(page uint64) {
 	_ = m.do(func(fd int) error { return uffd.Wake(fd, m.of.address(page), pageBytes) })
 }
 
-// poison ends the accesses that wait for a page with SIGBUS, and keeps the reason.
-func (m *mapping) poison(page uint64, reason error) {
+// keep keeps the reason for which a page is poisoned.
+func (m *mapping) keep(page uint64, reason error) {
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	if m.reasons == nil || len(m.reasons) >= maxReasons {
 		m.reasons = map[uint64]error{}
 	}
 	m.reasons[page] = reason
-	m.mu.Unlock()
-	err := m.do(func(fd int) error { return uffd.Poison(fd, m.of.address(page), pageBytes) })
-	if err != nil { // EEXIST: it was mapped meanwhile
-		m.wake(page)
-	}
+}
+
+// poison ends the accesses that wait for a page with SIGBUS. absent: no program has the page mapped, and none maps it meanwhile. Then the write
+// protection goes that it may have left, with which it could not be poisoned.
+func (m *mapping) poison(page uint64, absent bool) error {
+	return m.do(func(fd int) error {
+		if absent && m.shared {
+			_ = uffd.Unprotect(fd, m.of.address(page), pageBytes)
+		}
+		return uffd.Poison(fd, m.of.address(page), pageBytes)
+	})
 }
 
 // why takes the reason for which a page was poisoned.

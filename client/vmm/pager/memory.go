@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +22,7 @@ type memory struct {
 	fd     int               // memfd
 	mem    []byte            // the memfd mapped here, with room behind its end for a space that grows
 	frames map[uint64]*frame // by page; guarded by cache.mu
+	stuck  atomic.Bool       // that memory could not be given back was logged
 
 	mu       sync.Mutex        // guards what follows
 	size     uint64            // of the memfd

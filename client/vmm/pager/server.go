@@ -301,14 +301,19 @@ func (s *Server) keeps(m *memory, gone bool, err error) {
 
 // empty removes the pages of a memory, but for dirty ones unless those are of no use.
 func (s *Server) empty(m *memory, dirty bool) {
+	until := time.Now().Add(s.cfg.FaultTimeout)
 	for _, page := range s.cache.within(m, 0, m.pages(), func(f *frame) bool { return dirty || !f.dirty }) {
-		f := s.cache.take(m, page)
+		f, err := s.cache.take(m, page, until)
 		switch {
+		case err != nil: // later
+			return
 		case f == nil:
 		case !dirty && s.isDirty(f): // of a program that has come meanwhile
 			s.cache.release(f)
 		default:
-			s.forget(run{f})
+			if s.forget(run{f}) != nil {
+				return // the others too
+			}
 		}
 	}
 }

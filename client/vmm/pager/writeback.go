@@ -12,11 +12,9 @@ import (
 // roundPages is how many pages one round writes back.
 const roundPages = client.MaxRawBytes / pageBytes
 
-// evict writes back the dirty ones of the caller's frames and gives the memory of all that are clean then back. Those that could not be written stay; an error: all
-// of them.
-func (s *Server) evict(frames []*frame) error {
-	ctx, cancel := s.faultContext()
-	defer cancel()
+// evict writes back the dirty ones of the caller's frames and gives the memory of all that are clean then back. Those that could not be written, or given back,
+// stay; an error: all of them.
+func (s *Server) evict(ctx context.Context, frames []*frame) error {
 	err := s.writeBack(ctx, frames)
 	var clean, kept []*frame
 	for _, f := range frames {
@@ -29,11 +27,16 @@ func (s *Server) evict(frames []*frame) error {
 	if len(kept) > 0 {
 		s.cache.release(kept...)
 	}
+	freed := 0
 	for _, r := range runs(clean, roundPages) {
-		s.forget(r)
+		if ferr := s.forget(r); ferr != nil {
+			err = errors.Join(err, ferr)
+			continue
+		}
+		freed += len(r)
 	}
-	s.count.evicted.Add(uint64(len(clean)))
-	if len(clean) > 0 {
+	s.count.evicted.Add(uint64(freed))
+	if freed > 0 {
 		return nil
 	}
 	return fmt.Errorf("no memory could be freed: %w", err)
@@ -45,9 +48,12 @@ func (s *Server) isDirty(f *frame) bool {
 	return f.dirty
 }
 
-// forget gives the memory of pages back and drops their frames.
+// forget gives the memory of pages back and drops their frames. If that fails, they stay as they are.
 // Preconditions: the frames are the caller's, and no byte of the pages is needed.
-func (s *Server) forget(r run) {
+func (s *Server) forget(r run) error {
+	if len(r) == 0 {
+		return nil
+	}
 	err := r[0].of.punch(r.first(), uint64(len(r)))
 	c := s.cache
 	c.mu.Lock()
@@ -60,9 +66,10 @@ func (s *Server) forget(r run) {
 	}
 	c.mu.Unlock()
 	c.freed.Broadcast()
-	if err != nil {
+	if err != nil && r[0].of.stuck.CompareAndSwap(false, true) { // once, and not at each attempt
 		s.cfg.Logger.Error("memory of pages was not given back", "space", r[0].of.id.Name, "reason", err)
 	}
+	return err
 }
 
 // writeBack writes the dirty ones of frames into the space, a round for roundPages of them. They are clean then, or, where their round has failed, as dirty as
@@ -123,13 +130,17 @@ func (s *Server) writeRound(ctx context.Context, round []run, pages int) error {
 // sync writes back the pages of a range that are dirty now.
 func (s *Server) sync(ctx context.Context, of *memory, first, n uint64) error {
 	pages := s.cache.within(of, first, n, func(f *frame) bool { return f.dirty })
+	until, _ := ctx.Deadline()
 	var errs []error
 	for len(pages) > 0 && ctx.Err() == nil {
 		part := pages[:min(len(pages), roundPages)]
 		pages = pages[len(part):]
 		var mine []*frame
 		for _, p := range part { // in order: see the package comment
-			if f := s.cache.take(of, p); f != nil {
+			f, err := s.cache.take(of, p, until)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("page %#x of space %q: %w", of.address(p), of.id.Name, err))
+			} else if f != nil {
 				mine = append(mine, f)
 			}
 		}
