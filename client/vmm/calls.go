@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"runtime/debug"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/client/space"
 	"github.com/quarrystore/quarry/client/vmm/internal/kinds"
@@ -108,6 +106,7 @@ func (m *Mapping) forget(id uint64) {
 // Do runs f, which may touch the mapping. If an access of its goroutine fails, f is left there, and Do returns why the page could not be had; a
 // later access tries again. Other panics go on.
 func (m *Mapping) Do(f func()) (err error) {
+	began := m.fails.turn()
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		p := recover()
@@ -118,24 +117,9 @@ func (m *Mapping) Do(f func()) (err error) {
 		if !ok || uint64(at.Addr())-m.base >= uint64(len(m.mem)) {
 			panic(p)
 		}
-		err = m.why(uint64(at.Addr()))
+		err = m.why(uint64(at.Addr()), began)
 	}()
 	f()
 	return nil
 }
 
-// why is the reason for which an access failed.
-func (m *Mapping) why(va uint64) error {
-	page := va &^ (PageBytes - 1)
-	_, err := m.call(context.Background(), pagerlink.OpWhy, page, PageBytes)
-	if err == nil {
-		err = m.Err()
-	}
-	if err == nil {
-		err = fmt.Errorf("%w: the pager knows no reason", ErrLost)
-	}
-	// The page is not poisoned any more: the next access asks the pager again.
-	off := page - m.base
-	_ = unix.Madvise(m.mem[off:off+PageBytes], unix.MADV_DONTNEED)
-	return fmt.Errorf("access to %#x: %w", va, err)
-}

@@ -61,6 +61,7 @@ type Mapping struct {
 	lastID  uint64
 	lost    error // why the pager serves this mapping no more
 	closed  bool
+	fails   failures
 	done    chan struct{} // closed when receive has returned
 }
 

@@ -25,6 +25,7 @@
 //
 // # The end of the pager
 //
-// A guard process holds the memory and the userfaultfds, too. When the pager ends, however it ends, the guard cuts the memory to no bytes and wakes all
-// waiting threads: they get SIGBUS. Without a guard they would wait for ever, or, once the last descriptor were closed, take missing pages for zeros.
+// A guard process holds the memory and the userfaultfds, too. When the pager ends, however it ends, the guard takes all pages out of the memory, and poisons
+// those that programs wait for or touch later: they get SIGBUS. It ends when no program has a mapping any more. Without a guard they would wait for ever, or, once
+// the last descriptor were closed, take missing pages for zeros.
 package pager

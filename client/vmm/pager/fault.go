@@ -59,6 +59,12 @@ func (s *Server) fault(m *mapping, e uffd.Event) {
 	if page < m.first || page-m.first >= m.n {
 		return // not of this mapping: a descriptor that was registered elsewhere, too
 	}
+	if m.isPoisoned(page) { // a thread that began to wait before, or a program that does not ask why
+		if m.poison(page, false) != nil {
+			m.wake(page)
+		}
+		return
+	}
 	store := e.Write && m.shared
 	f, err := s.cache.take(m.of, page, until)
 	switch {

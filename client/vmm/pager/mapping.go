@@ -33,13 +33,19 @@ type mapping struct {
 	mu      sync.Mutex       // guards what follows
 	ahead   sequence         // of its faults
 	reasons map[uint64]error // for which pages were poisoned
+	// Pages of a private mapping that are poisoned until the program has asked why. They are not mapped before: the program takes the poison away by removing the
+	// page, which may have a store by then.
+	poisoned map[uint64]bool
 }
 
 // errGone: the program has ended, or has unmapped the mapping.
 var errGone = errors.New("the mapping is gone")
 
-// maxReasons bounds the reasons that are kept for a program.
-const maxReasons = 64
+// maxReasons bounds the reasons that are kept for a program, maxPoisoned the pages.
+const (
+	maxReasons  = 64
+	maxPoisoned = 1 << 16
+)
 
 // attach takes over a program's userfaultfd.
 func (m *mapping) attach(fd int) error {
@@ -129,8 +135,21 @@ func (m *mapping) show(first, n uint64, writable bool) error {
 	if n == 0 {
 		return nil
 	}
+	if m.shared {
+		return m.do(func(fd int) error { return uffd.Continue(fd, m.of.address(first), n*pageBytes, !writable) })
+	}
+	m.mu.Lock() // nothing is poisoned meanwhile
+	defer m.mu.Unlock()
 	return m.do(func(fd int) error {
-		return uffd.Continue(fd, m.of.address(first), n*pageBytes, m.shared && !writable)
+		for len(m.poisoned) > 0 && n > 0 { // one by one
+			if !m.poisoned[first] {
+				if err := uffd.Continue(fd, m.of.address(first), pageBytes, false); err != nil {
+					return err
+				}
+			}
+			first, n = first+1, n-1
+		}
+		return uffd.Continue(fd, m.of.address(first), n*pageBytes, false)
 	})
 }
 
@@ -158,12 +177,31 @@ func (m *mapping) keep(page uint64, reason error) {
 // poison ends the accesses that wait for a page with SIGBUS. absent: no program has the page mapped, and none maps it meanwhile. Then the write
 // protection goes that it may have left, with which it could not be poisoned.
 func (m *mapping) poison(page uint64, absent bool) error {
-	return m.do(func(fd int) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	err := m.do(func(fd int) error {
 		if absent && m.shared {
 			_ = uffd.Unprotect(fd, m.of.address(page), pageBytes)
 		}
 		return uffd.Poison(fd, m.of.address(page), pageBytes)
 	})
+	if err == nil && !m.shared {
+		if m.poisoned == nil || len(m.poisoned) >= maxPoisoned {
+			m.poisoned = map[uint64]bool{}
+		}
+		m.poisoned[page] = true
+	}
+	return err
+}
+
+// isPoisoned says whether a page of a private mapping is poisoned, or the program is about to ask why it was.
+func (m *mapping) isPoisoned(page uint64) bool {
+	if m.shared {
+		return false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.poisoned[page]
 }
 
 // why takes the reason for which a page was poisoned.
@@ -172,5 +210,6 @@ func (m *mapping) why(page uint64) error {
 	defer m.mu.Unlock()
 	err := m.reasons[page]
 	delete(m.reasons, page)
+	delete(m.poisoned, page)
 	return err
 }

@@ -19,27 +19,36 @@ type memory struct {
 	space  *space.Space
 	id     space.Identity
 	serial uint64            // of this pager
-	fd     int               // memfd
-	mem    []byte            // the memfd mapped here, with room behind its end for a space that grows
+	fd     int               // memfd, sealed: programs cannot change its size
+	mem    []byte            // the memfd mapped here, with room behind the space's end for it to grow
 	frames map[uint64]*frame // by page; guarded by cache.mu
 	stuck  atomic.Bool       // that memory could not be given back was logged
 
 	mu       sync.Mutex        // guards what follows
-	size     uint64            // of the memfd
+	size     uint64            // of the space
 	kept     bool              // pages that could not be written were logged
 	mappings map[*mapping]bool // attached
 	users    int               // connections; guarded by Server.mu
 }
 
-// growRoom is how many bytes a space can grow by while it is mapped. It is room in this process's addresses alone.
+// growRoom is how many bytes a space can grow by while it is mapped. It is room in this process's addresses and the memfd's size, and no memory.
 const growRoom = 64 << 30
 
 // newMemory makes the memory of a space.
 func newMemory(s *space.Space, serial uint64) (*memory, error) {
 	n := s.Bytes()
-	fd, err := unix.MemfdCreate("quarry-space", unix.MFD_CLOEXEC)
+	fd, err := unix.MemfdCreate("quarry-space", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, fmt.Errorf("memfd: %w", err)
+	}
+	if err := unix.Ftruncate(fd, int64(n+growRoom)); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("memfd of %d bytes: %w", n+growRoom, err)
+	}
+	// A program that cut it would end this process, which reads it by a mapping, by SIGBUS.
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("sealing the memfd: %w", err)
 	}
 	mem, err := unix.Mmap(fd, 0, int(n+growRoom), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
@@ -63,9 +72,6 @@ func (m *memory) grow(n uint64) error {
 		return nil
 	case n > uint64(len(m.mem)):
 		return fmt.Errorf("space %q has grown by more than %d bytes while it was mapped: end all programs that map it first", m.id.Name, growRoom)
-	}
-	if err := unix.Ftruncate(m.fd, int64(n)); err != nil {
-		return fmt.Errorf("memfd of %d bytes: %w", n, err)
 	}
 	m.size = n
 	return nil

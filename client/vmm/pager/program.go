@@ -27,6 +27,7 @@ func (s *Server) program(ctx context.Context, link *pagerlink.Conn) {
 		return
 	}
 	defer s.leave(context.WithoutCancel(ctx), m.of)
+	defer s.watchOwner(m)()
 	attached, err := s.attach(m, &q)
 	if err != nil {
 		s.cfg.Logger.Warn("a program has not mapped a space that it has asked for", "pid", m.pid, "space", m.of.id.Name, "reason", err)
@@ -34,8 +35,8 @@ func (s *Server) program(ctx context.Context, link *pagerlink.Conn) {
 	if attached == 0 {
 		return
 	}
-	// At the end of the pager the program may be alive, and the guard ends its mapping. Otherwise its end of the connection was closed, behind the
-	// unmapping or the end of the program.
+	// At the end of the pager the program may be alive, and the guard ends its mapping. Otherwise it has ended, or its end of the connection was closed
+	// behind the unmapping.
 	alive := errors.Is(s.requests(ctx, m), os.ErrDeadlineExceeded)
 	m.stopFaults()
 	if alive && m.shared { // its next store waits for the guard
@@ -49,6 +50,27 @@ func (s *Server) program(ctx context.Context, link *pagerlink.Conn) {
 	// Now, and not when the last mapping ends: whatever takes over the locks of a program that was killed must not find its stores written later.
 	if m.shared {
 		s.writeLast(m)
+	}
+}
+
+// watchOwner ends the connection of a mapping when its program has ended, until the returned function is called. The program's end of it may be open still,
+// in a child that it has forked.
+func (s *Server) watchOwner(m *mapping) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var task sync.WaitGroup
+	task.Go(func() {
+		err := m.link.WaitOwner(ctx)
+		switch {
+		case ctx.Err() != nil:
+		case err == nil:
+			m.link.Close()
+		default:
+			s.cfg.Logger.Warn("the end of a program is told by its connection alone", "pid", m.pid, "space", m.of.id.Name, "reason", err)
+		}
+	})
+	return func() {
+		cancel()
+		task.Wait()
 	}
 }
 
