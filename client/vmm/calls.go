@@ -122,4 +122,3 @@ func (m *Mapping) Do(f func()) (err error) {
 	f()
 	return nil
 }
-

@@ -1,7 +1,6 @@
 package vmm_test
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -18,7 +17,6 @@ import (
 )
 
 func init() {
-	programs["toucher"] = toucherProgram
 	programs["parent"] = parentProgram
 }
 
@@ -83,50 +81,6 @@ func TestPagesThatFail(t *testing.T) {
 	require.Equal(t, "elsewhere", string(m.Bytes()[:9]))
 	require.NoError(t, p.Close())
 	require.NoError(t, m.Close())
-}
-
-// touching is how many pages toucherProgram waits for at the same time.
-const touching = 20
-
-// toucherProgram touches pages of one region, each by a thread, then one of another region.
-func toucherProgram(p *program) error {
-	m, err := p.mapAll()
-	if err != nil {
-		return err
-	}
-	p.hear()
-	results := make(chan error, touching)
-	for i := range touching {
-		go func() { results <- m.Do(func() { m.Bytes()[2*i*page] = 1 }) }()
-	}
-	p.hear()
-	m.Bytes()[mib] = 1
-	p.say("served")
-	for range touching {
-		err = errors.Join(err, <-results)
-	}
-	return errors.Join(err, m.Close())
-}
-
-// TestFaultsWaitForThemselves: those of a node that does not answer do not delay those of another node.
-func TestFaultsWaitForThemselves(t *testing.T) {
-	k := newKit(t, 2)
-	h := k.host("--transport", "tcp")
-	s := k.space("s", 2*mib, space.Options{RegionBytes: mib})
-	first, err := s.Resolve(t.Context(), s.Base())
-	require.NoError(t, err)
-	second, err := s.Resolve(t.Context(), s.Base()+mib)
-	require.NoError(t, err)
-	require.NotEqual(t, first.Node, second.Node)
-	c := h.start("toucher", s, []string{"GOGC=off", "GOMAXPROCS=" + strconv.Itoa(touching+2)})
-	goOn := k.hang(first.Node)
-	c.say("go")
-	require.Eventually(t, func() bool { return h.metric("quarry_pager_faults_total") >= 8 }, patience, 10*time.Millisecond)
-	c.say("go")
-	require.Equal(t, "served", c.hear())
-	goOn()
-	c.wait()
-	require.EqualValues(t, 1, values(t, s)[2*(touching-1)*page/8])
 }
 
 // parentProgram stores into its mapping, and forks a child that executes nothing else.
