@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -115,6 +116,7 @@ const (
 	ioctlAPI          = 0xC018_AA3F
 	ioctlRegister     = 0xC020_AA00
 	ioctlWake         = 0x8010_AA02
+	ioctlCopy         = 0xC028_AA03
 	ioctlWriteProtect = 0xC018_AA06
 	ioctlContinue     = 0xC020_AA07
 	ioctlPoison       = 0xC020_AA08
@@ -167,6 +169,22 @@ func Continue(fd int, addr, n uint64, protect bool) error {
 		addr, n = addr+done, n-done
 	}
 	return nil
+}
+
+// Copy makes pages of a shared mapping of the program that are not in the memory's file, with these bytes, maps them, write-protected with protect, and wakes
+// threads that wait for them. It says how many bytes it has done; an error: why not all. EEXIST: a page is in the file.
+func Copy(fd int, addr uint64, b []byte, protect bool) (done uint64, err error) {
+	mode := uint64(0)
+	if protect {
+		mode = 1 << 1
+	}
+	a := [5]uint64{addr, Address(b), uint64(len(b)), mode}
+	err = ioctl(fd, ioctlCopy, &a)
+	runtime.KeepAlive(b)
+	if copied := int64(a[4]); copied > 0 {
+		done = uint64(copied)
+	}
+	return done, err
 }
 
 // WriteProtect protects pages against stores, or allows stores and wakes threads that wait in one.

@@ -98,11 +98,10 @@ func (s *Server) prefetch(ctx context.Context, m *mapping, first, n uint64) erro
 			more = append(more, f)
 		}
 		all := run(more)
-		if err := s.fill(ctx, all); err != nil {
+		if err := s.fill(ctx, m, all, visible{}); err != nil {
 			_ = s.forget(all)
 			return err
 		}
-		_ = m.show(page, uint64(len(all)), false)
 		s.cache.release(all...)
 		page, left = page+uint64(len(all)), left-uint64(len(all))
 	}

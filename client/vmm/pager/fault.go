@@ -11,50 +11,10 @@ import (
 	"github.com/quarrystore/quarry/internal/uffd"
 )
 
-// minServers and maxServers bound how many faults of one mapping are served at the same time: each thread of the program that waits has one. Where
-// maxServers are at work, further faults wait for one of them.
-const (
-	minServers = 4
-	maxServers = 256
-)
-
-// serveFaults serves the faults of a mapping until its userfaultfd is closed. When all servers are at work another one is started, so that a fault
-// does not wait for those of other pages.
-func (s *Server) serveFaults(m *mapping) {
-	var b [uffd.EventBytes]byte
-	for {
-		n, err := m.events.Read(b[:])
-		if err != nil {
-			return
-		}
-		e, ok := uffd.Parse(b[:n])
-		if !ok {
-			continue
-		}
-		if m.idle.Add(-1) == 0 && m.servers.Load() < maxServers {
-			s.addServer(m)
-		}
-		s.fault(m, e)
-		if m.idle.Add(1) > minServers {
-			m.idle.Add(-1)
-			m.servers.Add(-1)
-			return
-		}
-	}
-}
-
-// addServer starts a server of faults.
-// Preconditions: m.tasks is not waited for yet, or the caller is one of them.
-func (s *Server) addServer(m *mapping) {
-	m.idle.Add(1)
-	m.servers.Add(1)
-	m.tasks.Go(func() { s.serveFaults(m) })
-}
-
 // fault serves one fault.
 func (s *Server) fault(m *mapping, e uffd.Event) {
 	began := time.Now()
-	until := began.Add(s.cfg.FaultTimeout)
+	end := began.Add(s.cfg.FaultTimeout)
 	page := (e.Addr - m.of.base()) / pageBytes
 	if page < m.first || page-m.first >= m.n {
 		return // not of this mapping: a descriptor that was registered elsewhere, too
@@ -66,7 +26,7 @@ func (s *Server) fault(m *mapping, e uffd.Event) {
 		return
 	}
 	store := e.Write && m.shared
-	f, err := s.cache.take(m.of, page, until)
+	f, err := s.cache.take(m.of, page, end)
 	switch {
 	case err != nil:
 		s.fail(m, page, fmt.Errorf("%w after %v", err, s.cfg.FaultTimeout), nil)
@@ -75,7 +35,7 @@ func (s *Server) fault(m *mapping, e uffd.Event) {
 		return
 	case f == nil:
 		s.count.missing.Add(1)
-		s.missing(m, page, store, until)
+		s.missing(m, page, store, end)
 	case e.Protected:
 		s.count.protected.Add(1)
 		s.firstStore(m, f)
@@ -155,8 +115,8 @@ func (s *Server) present(m *mapping, f *frame, store bool) {
 }
 
 // missing reads a page, and further ones where the faults of the mapping go up in sequence, and maps them.
-func (s *Server) missing(m *mapping, page uint64, store bool, until time.Time) {
-	ctx, cancel := context.WithDeadline(context.Background(), until)
+func (s *Server) missing(m *mapping, page uint64, store bool, end time.Time) {
+	ctx, cancel := until(end)
 	defer cancel()
 	f, err := s.make(ctx, m.of, page)
 	if f == nil && err == nil {
@@ -172,37 +132,27 @@ func (s *Server) missing(m *mapping, page uint64, store bool, until time.Time) {
 	m.mu.Unlock()
 	all := run{f}
 	if n > 1 {
-		if all, err = s.fillMore(ctx, m, f, n, ahead); err != nil { // perhaps another page of them cannot be read
+		if all, err = s.fillMore(ctx, m, f, n, ahead, store); err != nil { // perhaps another page of them cannot be read
 			_ = s.forget(all[1:])
 			all = all[:1]
 		}
 	}
 	if len(all) == 1 {
-		err = s.fill(ctx, all)
+		err = s.fill(ctx, m, all, visible{store: store})
 	}
 	if err != nil {
 		s.fail(m, page, err, f) // before the frame is given up
 		_ = s.forget(all)
 		return
 	}
-	if store {
-		s.touch(f, true)
-	}
-	err = m.show(page, 1, store)
-	if err == nil && len(all) > 1 {
-		err = m.show(page+1, uint64(len(all)-1), false)
-	}
 	s.cache.release(all...)
-	if err != nil {
-		m.wake(page)
-	}
 }
 
 // fillMore reads the page of a new frame and further ones, n of them if there is memory. It takes half of the time that is left, so that the page can
 // be read alone where that fails. If it is the only one it is not read.
-func (s *Server) fillMore(ctx context.Context, m *mapping, f *frame, n, ahead uint64) (run, error) {
-	until, _ := ctx.Deadline()
-	ctx, cancel := context.WithTimeout(ctx, time.Until(until)/2)
+func (s *Server) fillMore(ctx context.Context, m *mapping, f *frame, n, ahead uint64, store bool) (run, error) {
+	end, _ := ctx.Deadline()
+	ctx, cancel := until(time.Now().Add(time.Until(end) / 2))
 	defer cancel()
 	more, _ := s.makeMore(ctx, m, f.page+1, n-1) // without memory there is no read-ahead
 	all := append(run{f}, more...)
@@ -212,11 +162,11 @@ func (s *Server) fillMore(ctx context.Context, m *mapping, f *frame, n, ahead ui
 	if len(all) == 1 {
 		return all, nil
 	}
-	return all, s.fill(ctx, all)
+	return all, s.fill(ctx, m, all, visible{store: store})
 }
 
 func (s *Server) faultContext() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), s.cfg.FaultTimeout)
+	return until(time.Now().Add(s.cfg.FaultTimeout))
 }
 
 // readAhead reads pages that the program has not asked for yet. The first of them is not mapped: its fault says that the program has come there.
@@ -228,18 +178,24 @@ func (s *Server) readAhead(m *mapping, page, n uint64) {
 	if len(all) == 0 {
 		return
 	}
-	if err := s.fill(ctx, all); err != nil {
+	if err := s.fill(ctx, m, all, visible{hidden: 1}); err != nil {
 		_ = s.forget(all)
 		return
 	}
 	s.count.ahead.Add(uint64(len(all)))
-	_ = m.show(page+1, uint64(len(all)-1), false)
 	s.cache.release(all...)
 }
 
-// fill reads the bytes of pages that follow each other.
+// visible says what of pages that are filled the program sees: not the first hidden ones; store: it stores into the first one.
+type visible struct {
+	hidden uint64
+	store  bool
+}
+
+// fill reads the bytes of pages that follow each other, and maps them in the program. Pages that cannot be mapped fault again, as pages that are in
+// memory.
 // Preconditions: the frames are the caller's, and new.
-func (s *Server) fill(ctx context.Context, r run) error {
+func (s *Server) fill(ctx context.Context, m *mapping, r run, v visible) error {
 	of := r[0].of
 	buf := s.buffers.Get().(*[]byte)
 	defer s.buffers.Put(buf)
@@ -247,7 +203,10 @@ func (s *Server) fill(ctx context.Context, r run) error {
 	n, err := of.space.Read(ctx, b, of.address(r.first()))
 	s.count.readBytes.Add(uint64(n))
 	if err == nil {
-		err = of.put(r.first(), b)
+		if v.store { // dirty before it can be stored into: see the invariant of the package
+			s.touch(r[0], true)
+		}
+		err = m.bring(r.first(), b, v)
 	}
 	if err != nil {
 		return fmt.Errorf("reading %d bytes at %#x of space %q: %w", r.bytes(), of.address(r.first()), of.id.Name, err)
@@ -259,7 +218,7 @@ func (s *Server) fill(ctx context.Context, r run) error {
 // has one by now.
 func (s *Server) make(ctx context.Context, of *memory, page uint64) (*frame, error) {
 	c := s.cache
-	until, _ := ctx.Deadline()
+	end, _ := ctx.Deadline()
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("no memory became free: %w", err)
@@ -276,7 +235,7 @@ func (s *Server) make(ctx context.Context, of *memory, page uint64) (*frame, err
 		list := c.victims(s.batch())
 		var err error
 		if len(list) == 0 { // all are busy
-			err = c.wait(until)
+			err = c.wait(end)
 		}
 		c.mu.Unlock()
 		if len(list) > 0 {

@@ -31,7 +31,7 @@ func ownMapping(t *testing.T, pages uint64, timeout time.Duration) (*Server, *ma
 	s := &Server{cfg: Config{FaultTimeout: timeout, Logger: slog.New(slog.DiscardHandler)}, cache: newCache(int(pages))}
 	m := &mapping{of: of, n: pages, shared: true, uffd: -1}
 	require.NoError(t, m.attach(fault))
-	s.addServer(m)
+	s.startServing(m)
 	t.Cleanup(func() {
 		m.stopFaults()
 		m.detach()
@@ -75,6 +75,7 @@ func TestFaultsWaitForThemselves(t *testing.T) {
 	}
 	require.NoError(t, m.of.put(0, make([]byte, (busy+1)*pageBytes)))
 	s.cache.release(all[busy])
+	m.slow.Store(false) // none is taken for slow before it is
 	var waits []<-chan error
 	for p := range uint64(busy) {
 		waits = append(waits, touch(mem, p))

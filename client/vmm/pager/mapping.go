@@ -26,9 +26,16 @@ type mapping struct {
 	uffd   int          // -1 before attach and behind detach
 	events *os.File     // of the same userfaultfd, for reading
 
-	tasks   sync.WaitGroup // what works on the memory for this mapping
-	servers atomic.Int32   // of faults
-	idle    atomic.Int32   // of them
+	tasks sync.WaitGroup // what works on the memory for this mapping
+	// See serve.go.
+	reader  atomic.Uint64 // the number of the goroutine that reads faults
+	served  atomic.Uint64 // 1 + the number of the reader that serves a fault by itself, 0: it reads
+	faults  atomic.Uint64 // that readers have begun to serve by themselves
+	slow    atomic.Bool   // the latest fault was not quick
+	servers atomic.Int32  // of faults
+	resting atomic.Bool   // the watch waits for watch
+	watch   chan struct{}
+	stop    chan struct{} // closed when faults are served no more
 
 	mu      sync.Mutex       // guards what follows
 	ahead   sequence         // of its faults
@@ -72,6 +79,7 @@ func (m *mapping) attach(fd int) error {
 // stopFaults ends the serving of faults.
 func (m *mapping) stopFaults() {
 	m.events.Close()
+	close(m.stop)
 	m.tasks.Wait()
 }
 
@@ -151,6 +159,50 @@ func (m *mapping) show(first, n uint64, writable bool) error {
 		}
 		return uffd.Continue(fd, m.of.address(first), n*pageBytes, false)
 	})
+}
+
+// bring gives pages their first bytes, and maps them. In a shared mapping the kernel does both at once, and neither takes the lock of the memfd, which the giving
+// back of pages has. An error: the pages have no bytes.
+// Preconditions: the frames of the pages are the caller's, and new.
+func (m *mapping) bring(first uint64, b []byte, v visible) error {
+	at := v.hidden * pageBytes
+	if at > 0 {
+		if err := m.of.put(first, b[:at]); err != nil {
+			return err
+		}
+	}
+	size := uint64(len(b))
+	for m.shared && at < size {
+		end, protect := size, true
+		if v.store && at == 0 {
+			end, protect = pageBytes, false
+		}
+		done := uint64(0)
+		err := m.do(func(fd int) (err error) {
+			done, err = uffd.Copy(fd, m.of.address(first)+at, b[at:end], protect)
+			return err
+		})
+		if at += done; err != nil && done == 0 {
+			break
+		}
+	}
+	if at == size {
+		return nil
+	}
+	if err := m.of.put(first+at/pageBytes, b[at:]); err != nil {
+		return err
+	}
+	rest := (size - at) / pageBytes
+	if v.store && at == 0 {
+		if m.show(first, 1, true) != nil {
+			m.wake(first)
+		}
+		first, rest = first+1, rest-1
+	}
+	if m.show(first+at/pageBytes, rest, false) != nil {
+		m.wake(first)
+	}
+	return nil
 }
 
 // allow lets the program store into a page.

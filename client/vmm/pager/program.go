@@ -158,7 +158,7 @@ func (s *Server) attach(m *mapping, q *pagerlink.Request) (number uint64, _ erro
 		pagerlink.CloseAll(fds)
 		return 0, errors.Join(err, m.link.Send(replyTo(&a, err)))
 	}
-	s.addServer(m)
+	s.startServing(m)
 	_ = m.link.Send(replyTo(&a, nil))
 	return number, nil
 }
