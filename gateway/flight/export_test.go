@@ -41,6 +41,9 @@ func Decode(messages []*arrowflight.FlightData) (keys, values [][]byte, err erro
 		return nil, nil, err
 	}
 	for r.Next() {
+		if err := checkRows(r.RecordBatch(), at); err != nil {
+			return nil, nil, err
+		}
 		e, err := entriesOf(r.RecordBatch(), at)
 		if err != nil {
 			return nil, nil, err

@@ -9,22 +9,28 @@ import (
 )
 
 // What package ipc decodes is checked before: its reader follows tables of flatbuffers as they are, and a few bytes can have it nest without
-// end, or make a large string of many fields that are one, or inflate to any size.
+// end, or make a large string of many fields that are one, or inflate to any size, or allocate for four billion entries of metadata, which ends the
+// process.
 
 const (
 	// maxMessageHeader bounds the metadata of a message: a schema of two columns and a batch have some hundred bytes.
 	maxMessageHeader = 8 << 10
 	// maxFields of a schema that is looked at.
 	maxFields = 8
+	// maxMetadata is how many keys and values a schema, a field or a batch has beside its data. They are not used.
+	maxMetadata = 64
 )
 
 // Slots of tables in Arrow's Message.fbs and Schema.fbs, in the order of the fields.
 const (
 	messageType   = 4 + 2*1
 	messageHeader = 4 + 2*2
+	messageMeta   = 4 + 2*4
 	schemaFields  = 4 + 2*1
+	schemaMeta    = 4 + 2*2
 	fieldDict     = 4 + 2*4
 	fieldChildren = 4 + 2*5
+	fieldMeta     = 4 + 2*6
 	batchCodec    = 4 + 2*3
 
 	isSchema = 1
@@ -70,6 +76,9 @@ func checkMessage(b []byte, first bool) (err error) {
 	if at == 0 || (kind != isSchema || !first) && (kind != isBatch || first) {
 		return errors.New("message of another kind: want one schema, then batches")
 	}
+	if err := checkMetadata(&m, messageMeta); err != nil {
+		return err
+	}
 	h := flatbuffers.Table{Bytes: b}
 	m.Union(&h, flatbuffers.UOffsetT(at))
 	if kind == isBatch {
@@ -77,6 +86,14 @@ func checkMessage(b []byte, first bool) (err error) {
 			return errors.New("batch with compression: send it without")
 		}
 		return nil
+	}
+	return checkSchema(&h)
+}
+
+// checkSchema refuses nested and dictionary fields, and more of them than are looked at.
+func checkSchema(h *flatbuffers.Table) error {
+	if err := checkMetadata(h, schemaMeta); err != nil {
+		return err
 	}
 	fields := flatbuffers.UOffsetT(h.Offset(schemaFields))
 	if fields == 0 {
@@ -87,10 +104,26 @@ func checkMessage(b []byte, first bool) (err error) {
 		return fmt.Errorf("schema with %d columns: want %s and %s", n, KeyColumn, ValueColumn)
 	}
 	for i := range n {
-		f := flatbuffers.Table{Bytes: b, Pos: h.Indirect(h.Vector(fields) + flatbuffers.UOffsetT(4*i))}
+		f := flatbuffers.Table{Bytes: h.Bytes, Pos: h.Indirect(h.Vector(fields) + flatbuffers.UOffsetT(4*i))}
 		if c := flatbuffers.UOffsetT(f.Offset(fieldChildren)); f.Offset(fieldDict) != 0 || c != 0 && f.VectorLen(c) != 0 {
 			return fmt.Errorf("schema with nested or dictionary columns: want %s and %s, both binary", KeyColumn, ValueColumn)
 		}
+		if err := checkMetadata(&f, fieldMeta); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkMetadata refuses a table whose metadata has too many entries, in a slot: package ipc makes room for as many as the table says, and only then looks
+// whether they are there.
+func checkMetadata(t *flatbuffers.Table, slot flatbuffers.VOffsetT) error {
+	at := flatbuffers.UOffsetT(t.Offset(slot))
+	if at == 0 {
+		return nil
+	}
+	if n := t.VectorLen(at); n > maxMetadata {
+		return fmt.Errorf("message with %d entries of metadata, at most %d", n, maxMetadata)
 	}
 	return nil
 }

@@ -96,12 +96,16 @@ func (s *Server) DoPut(stream arrowflight.FlightService_DoPutServer) error {
 
 // putBatch puts a batch that has come in a message of some bytes. It waits for memory for these and for its order, as readers do for theirs.
 func (s *Server) putBatch(ctx context.Context, t *kv.Tree, b arrow.RecordBatch, at positions, bytes int, done PutResult) (int, error) {
-	share := min(int64(bytes)+rowBytes*min(b.NumRows(), maxPutRows), s.cfg.MemoryBytes)
-	if err := s.memory.take(ctx, share); err != nil {
-		return 0, err
+	err := checkRows(b, at)
+	var e entries
+	if err == nil {
+		share := min(int64(bytes)+rowBytes*b.NumRows(), s.cfg.MemoryBytes)
+		if err := s.memory.take(ctx, share); err != nil {
+			return 0, err
+		}
+		defer s.memory.give(share)
+		e, err = entriesOf(b, at)
 	}
-	defer s.memory.give(share)
-	e, err := entriesOf(b, at)
 	if err != nil {
 		return 0, status.Errorf(codes.InvalidArgument, "batch %d: %v; nothing of it is put, %d puts of earlier batches are done", done.Batch, err, done.Total)
 	}
@@ -157,15 +161,22 @@ type entries struct {
 // column is the value of a row.
 type column func(row int32) []byte
 
+// checkRows refuses a batch with too many rows, or with a number that no batch has.
+func checkRows(b arrow.RecordBatch, at positions) error {
+	n, keys, values := b.NumRows(), b.Column(at.key).Len(), b.Column(at.value).Len()
+	switch {
+	case n > maxPutRows:
+		return fmt.Errorf("%d rows, at most %d: send smaller batches", n, maxPutRows)
+	case n < 0 || int64(keys) != n || int64(values) != n: // the message says all three, and limits are of rows
+		return fmt.Errorf("%d keys and %d values in %d rows", keys, values, n)
+	}
+	return nil
+}
+
 // entriesOf checks a whole batch, and sorts it. Equal keys stay in their order, of which PutMany keeps the last.
+// Preconditions: checkRows.
 func entriesOf(b arrow.RecordBatch, at positions) (e entries, err error) {
-	if b.NumRows() > maxPutRows {
-		return e, fmt.Errorf("%d rows, at most %d: send smaller batches", b.NumRows(), maxPutRows)
-	}
 	keys, values := b.Column(at.key), b.Column(at.value)
-	if n := b.NumRows(); int64(keys.Len()) != n || int64(values.Len()) != n { // the message says both, and limits are of rows
-		return e, fmt.Errorf("%d keys and %d values in %d rows", keys.Len(), values.Len(), n)
-	}
 	defer func() {
 		if recover() != nil {
 			err = errors.New("its buffers are damaged")

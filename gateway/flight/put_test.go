@@ -12,6 +12,7 @@ import (
 	arrowflight "github.com/apache/arrow-go/v18/arrow/flight"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
+	flatbuffers "github.com/google/flatbuffers/go"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 
@@ -267,4 +268,87 @@ func TestPutsAreCounted(t *testing.T) {
 	require.Equal(t, codes.Unavailable, flight.CodeOf(err))
 	_, _, err = flight.Tally([]error{nil, nil})
 	require.NoError(t, err)
+}
+
+// A message that names more metadata than a limit is refused before package ipc makes room for it.
+func TestMetadataIsBounded(t *testing.T) {
+	meta := arrow.NewMetadata([]string{"made by"}, []string{"a test"})
+	fields := binarySchema.Fields()
+	field := []arrow.Field{{Name: fields[0].Name, Type: fields[0].Type, Metadata: meta}, fields[1]}
+	of := func(schema *arrow.Schema, b arrow.RecordBatch) captured {
+		var messages captured
+		w := arrowflight.NewRecordWriter(&messages, ipc.WithSchema(schema))
+		w.SetFlightDescriptor(path("users"))
+		require.NoError(t, errors.Join(w.Write(b), w.Close()))
+		return messages
+	}
+	good := batchOf(row{key: "a", value: "1"})
+	for name, c := range map[string]struct {
+		messages captured
+		at       int                                      // in messages
+		length   func(header []byte) flatbuffers.UOffsetT // of the vector, in the header
+	}{
+		"schema": {of(arrow.NewSchema(fields, &meta), array.NewRecordBatch(arrow.NewSchema(fields, &meta), good.Columns(), 1)), 0, func(b []byte) flatbuffers.UOffsetT {
+			return lengthOf(tableAt(rootOf(b), 8), 8)
+		}},
+		"field": {of(arrow.NewSchema(field, nil), array.NewRecordBatch(arrow.NewSchema(field, nil), good.Columns(), 1)), 0, func(b []byte) flatbuffers.UOffsetT {
+			schema := tableAt(rootOf(b), 8)
+			at := schema.Vector(flatbuffers.UOffsetT(schema.Offset(6)))
+			return lengthOf(flatbuffers.Table{Bytes: b, Pos: schema.Indirect(at)}, 16)
+		}},
+		"batch": {of(binarySchema, array.NewRecordBatchWithMetadata(binarySchema, good.Columns(), 1, meta)), 1, func(b []byte) flatbuffers.UOffsetT {
+			return lengthOf(rootOf(b), 12)
+		}},
+	} {
+		keys, _, err := flight.Decode(c.messages)
+		require.NoError(t, err, name)
+		require.Equal(t, [][]byte{[]byte("a")}, keys, "%s: metadata alone is no fault", name)
+		header := c.messages[c.at].DataHeader
+		at := c.length(header)
+		require.EqualValues(t, 1, flatbuffers.GetUOffsetT(header[at:]), name)
+		flatbuffers.WriteUOffsetT(header[at:], 1<<20) // four billion of them take 128 GiB
+		_, _, err = flight.Decode(c.messages)
+		require.ErrorContains(t, err, "1048576 entries of metadata", name)
+	}
+}
+
+// A batch that says of itself to have less than no rows is refused before memory is taken for it: the share would be negative.
+func TestRowsAreNotNegative(t *testing.T) {
+	w := newWorld(t, testcluster.Options{})
+	tree := w.tree("users", 0, 0)
+	s, addr := w.serve(flight.Config{})
+	var messages captured
+	wr := arrowflight.NewRecordWriter(&messages, ipc.WithSchema(binarySchema))
+	wr.SetFlightDescriptor(path("users"))
+	require.NoError(t, errors.Join(wr.Write(batchOf(row{key: "a", value: "1"})), wr.Close()))
+	header := messages[1].DataHeader
+	batch := tableAt(rootOf(header), 8)
+	fewer := int64(-1 << 40)
+	nodes := batch.Vector(flatbuffers.UOffsetT(batch.Offset(6)))
+	for _, at := range []flatbuffers.UOffsetT{batch.Pos + flatbuffers.UOffsetT(batch.Offset(4)), nodes, nodes + 16} { // its length, and those of both columns
+		require.EqualValues(t, 1, flatbuffers.GetInt64(header[at:]))
+		flatbuffers.WriteInt64(header[at:], fewer)
+	}
+	stream, err := dial(t, addr).DoPut(t.Context())
+	require.NoError(t, err)
+	for _, m := range messages {
+		require.NoError(t, stream.Send(m))
+	}
+	_, err = stream.Recv()
+	fails(t, err, codes.InvalidArgument, fmt.Sprintf("%d keys and %d values in %d rows", fewer, fewer, fewer))
+	require.Zero(t, s.Stats().MemoryBytes)
+	require.Empty(t, scanned(t, tree, btree.Range{}))
+}
+
+// rootOf is the table that a header begins with, tableAt the one in a slot of a table, and lengthOf where the length of the vector in a slot stands.
+func rootOf(b []byte) flatbuffers.Table {
+	return flatbuffers.Table{Bytes: b, Pos: flatbuffers.GetUOffsetT(b)}
+}
+
+func tableAt(t flatbuffers.Table, slot flatbuffers.VOffsetT) flatbuffers.Table {
+	return flatbuffers.Table{Bytes: t.Bytes, Pos: t.Indirect(t.Pos + flatbuffers.UOffsetT(t.Offset(slot)))}
+}
+
+func lengthOf(t flatbuffers.Table, slot flatbuffers.VOffsetT) flatbuffers.UOffsetT {
+	return t.Vector(flatbuffers.UOffsetT(t.Offset(slot))) - flatbuffers.SizeUOffsetT
 }

@@ -45,6 +45,11 @@ var flightMutants = []mutant{
 		runs:  []run{flightTest("TestBatchesThatAreRefused")},
 	},
 	{
+		name: "flight: metadata without bounds", what: "lets package ipc make room for any number of entries of metadata",
+		edits: []edit{{"gateway/flight.checkMetadata", `n > maxMetadata`, `false && n > maxMetadata`}},
+		runs:  []run{flightTest("TestMetadataIsBounded")},
+	},
+	{
 		name: "flight: memory is not waited for", what: "fills a batch although other streams have all memory",
 		edits: []edit{{"gateway/flight.(*budget).try", `len(b.waiting) > 0 || b.left < n`, `false && b.left < n`}},
 		slow:  true, // the streams wait as long as the test does
