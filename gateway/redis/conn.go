@@ -310,7 +310,7 @@ func (c *conn) single(i int) int {
 	if swallow > 0 && c.silence == swallow {
 		c.silence--
 	}
-	if r.cmd == c.s.getCmd && swallow == 0 && len(c.out)-mark <= maxAgainBytes {
+	if r.cmd == c.s.getCmd && swallow == 0 && len(c.out)-mark <= maxAgainBytes && !c.tracks.caching { // CLIENT CACHING is not for those behind it
 		return 1 + c.again(i, mark, err != nil)
 	}
 	return 1

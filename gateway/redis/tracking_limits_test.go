@@ -2,6 +2,7 @@ package redis_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -257,6 +258,22 @@ func TestManyInvalidationsAreOne(t *testing.T) {
 	quiet.do("SET", "more", "v")
 	for p.reply().String() != told("more") {
 	}
+}
+
+// CLIENT CACHING NO is for one command: the same GET directly behind it, in one write, is remembered, and so told when the key changes.
+func TestCachingNoIsForOneGet(t *testing.T) {
+	addr := gateway(t, redis.Config{})
+	p, writer := dial(t, addr), dial(t, addr)
+	p.do("HELLO", "3")
+	require.Equal(t, "+OK", p.cmd("CLIENT TRACKING ON OPTOUT"))
+	p.send(slices.Concat(frame("CLIENT", "CACHING", "NO"), frame("GET", "k"), frame("GET", "k")))
+	for _, want := range []string{"+OK", "_", "_"} {
+		require.Equal(t, want, p.reply().String())
+	}
+	require.Equal(t, "+OK", writer.do("SET", "k", "v"))
+	p.send(frame("PING"))
+	require.Equal(t, told("k"), p.reply().String())
+	require.Equal(t, "+PONG", p.reply().String())
 }
 
 // A record that another program has damaged is told as a change too.

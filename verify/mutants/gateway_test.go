@@ -29,6 +29,11 @@ var gatewayMutants = []mutant{
 		runs: []run{gatewayTest("TestChangeBehindARead")},
 	},
 	{
+		name: "reply of a GET that is not noted", what: "repeats the reply to a GET behind CLIENT CACHING NO for the GETs behind it, which are to be noted",
+		edits: []edit{{"gateway/redis.(*conn).single", ` && !c.tracks.caching`, ``}},
+		runs:  []run{gatewayTest("TestCachingNoIsForOneGet")},
+	},
+	{
 		name: "invalidation before the reply", what: "pushes a change while a command is executed that has read the former value",
 		edits: []edit{
 			{"gateway/redis.(*pushes).send", `p.turn.Lock()`, ``},
