@@ -8,8 +8,12 @@ import (
 )
 
 // maxPushBytes bounds what waits to be pushed to a connection. Where there is more, invalidations become one of all keys; a connection that
-// waits for messages of channels is closed: it has missed something, which it learns by that.
-const maxPushBytes = 8 << 20
+// waits for messages of channels is closed: it has missed something, which it learns by that. So it is where what is above freePushBytes has no room in
+// what all connections hold together (Server.maxHeld): many clients that do not read do not take all memory.
+const (
+	maxPushBytes  = 8 << 20
+	freePushBytes = 64 << 10
+)
 
 // pushes are messages to a client that are no replies. Any goroutine adds some; they are sent behind a reply by the connection's
 // goroutine, or, while that waits for commands, by one of their own.
@@ -28,9 +32,10 @@ type pushes struct {
 
 	mu      sync.Mutex // guards what follows
 	b       []byte
-	events  bool // b has messages of channels, which nothing can replace
-	sending bool // the goroutine that sends was started
-	over    bool // nothing is accepted any more
+	counts  int64 // bytes of b that count in h.held
+	events  bool  // b has messages of channels, which nothing can replace
+	sending bool  // the goroutine that sends was started
+	over    bool  // nothing is accepted any more
 }
 
 func (p *pushes) init(c *conn) {
@@ -56,11 +61,14 @@ func (p *pushes) add(f func(b []byte) []byte, all func(b []byte) []byte) {
 	p.b = f(p.b)
 	p.events = p.events || all == nil
 	p.some.Store(true)
-	if len(p.b) > maxPushBytes && !p.events {
+	fits := p.count()
+	if !fits && !p.events {
 		p.b = all(nil)
+		fits = p.count()
 	}
-	if len(p.b) > maxPushBytes {
+	if !fits {
 		p.over, p.b = true, nil
+		p.count()
 		go p.hangUp()
 		return
 	}
@@ -72,23 +80,41 @@ func (p *pushes) add(f func(b []byte) []byte, all func(b []byte) []byte) {
 	p.signal()
 }
 
-// take appends what waits to b.
-func (p *pushes) take(b []byte) []byte {
+// count counts what waits in h.held. False: there is no room for it, or more than one connection may have.
+// Preconditions: mu is held.
+func (p *pushes) count() bool {
+	if len(p.b) > maxPushBytes {
+		return false
+	}
+	more := max(0, int64(len(p.b))-freePushBytes) - p.counts
+	if more != 0 && p.h.held.Add(more) > p.h.maxHeld && more > 0 {
+		p.h.held.Add(-more)
+		return false
+	}
+	p.counts += more
+	return true
+}
+
+// take appends what waits to b. Of that counted bytes are the caller's to give back to h.held, when it is sent.
+func (p *pushes) take(b []byte) (out []byte, counted int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	b = append(b, p.b...)
 	if p.b = p.b[:0]; cap(p.b) > keepBytes {
 		p.b = nil
 	}
+	counted, p.counts = p.counts, 0
 	p.events = false
 	p.some.Store(false)
-	return b
+	return b, counted
 }
 
 // end ends all pushes.
 func (p *pushes) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.b = nil
+	p.count()
 	if p.over = true; p.sending {
 		close(p.done)
 		p.sending = false
@@ -109,9 +135,11 @@ func (p *pushes) send() {
 		k.way.Lock()
 		err := error(nil)
 		if k.own < 0 && p.some.Load() { // else it is sent behind the next reply, or when the socket is attached
-			b = p.take(b[:0])
+			var counted int64
+			b, counted = p.take(b[:0])
 			_ = k.nc.SetWriteDeadline(time.Now().Add(p.h.patience))
 			_, err = k.nc.Write(b)
+			p.h.held.Add(-counted)
 		}
 		k.way.Unlock()
 		p.turn.Unlock()
@@ -128,7 +156,9 @@ func (p *pushes) send() {
 // takePushes appends what was pushed to the replies.
 func (c *conn) takePushes() {
 	if c.pushes.some.Load() {
-		c.out = c.pushes.take(c.out)
+		var counted int64
+		c.out, counted = c.pushes.take(c.out)
+		c.unread += counted // until they are sent
 	}
 }
 

@@ -205,7 +205,9 @@ func (s *Server) invalidate(c *conn, r *told, key string, every bool) {
 				broken := func(b []byte) []byte {
 					return fmt.Appendf(appendBulk(appendArray(b, '>', 2), "tracking-redir-broken"), ":%d\r\n", r.redirect)
 				}
-				c.pushes.add(broken, broken)
+				c.pushes.add(broken, func(b []byte) []byte { // others may have the connection told of their keys
+					return broken(append(appendBulk(appendArray(b, '>', 2), "invalidate"), "_\r\n"...))
+				})
 			}
 			return
 		}

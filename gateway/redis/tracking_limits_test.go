@@ -260,6 +260,77 @@ func TestManyInvalidationsAreOne(t *testing.T) {
 	}
 }
 
+// behind takes messages up to the reply to a PING, and says whether one was of all keys, and how many were of one.
+func (p *peer) behind() (all bool, one int) {
+	p.send(frame("PING"))
+	for v := p.reply(); v.kind == '>'; v = p.reply() {
+		switch {
+		case v.list[0].text != "invalidate":
+		case v.list[1].kind == '_':
+			all = true
+		default:
+			one++
+		}
+	}
+	return all, one
+}
+
+// shortKeys are commands of 30 KiB on 2200 keys.
+func shortKeys() (mget, mset []string) {
+	mget, mset = []string{"MGET"}, []string{"MSET"}
+	for n := range 2200 {
+		key := string([]byte{byte(n / 50), byte(100 + n%50)})
+		mget, mset = append(mget, key), append(mset, key, "")
+	}
+	return mget, mset
+}
+
+// Messages that wait count in what all connections hold together. Where that has no room, invalidations become one of all keys.
+func TestInvalidationsCountAsHeld(t *testing.T) {
+	_, mset := shortKeys()
+	for _, room := range []int64{1, 1 << 20} { // a command of this length does not count, and 70 KiB of invalidations do
+		_, tree := newTree(t, testcluster.Options{})
+		s := redis.New(redis.Config{Tree: tree})
+		s.SetLimits(time.Minute, room)
+		p := dial(t, serve(t, s))
+		p.do("HELLO", "3")
+		require.Equal(t, "+OK", p.cmd("CLIENT TRACKING ON BCAST"))
+		p.send(frame(mset...))
+		for p.reply().kind == '>' { // by the feed, before the command has begun
+		}
+		all, one := p.behind()
+		require.Equal(t, room == 1, all)
+		if room > 1 {
+			require.GreaterOrEqual(t, one, len(mset)/2)
+		}
+		require.Eventually(t, func() bool { return s.Held() == 0 }, patience, time.Millisecond)
+		p.Close()
+		require.Eventually(t, func() bool { return s.Connections() == 0 }, patience, time.Millisecond)
+		require.Zero(t, s.Held())
+	}
+}
+
+// Where the messages that a connection is gone have no room, they do not take the place of invalidations that wait for the same client.
+func TestBrokenRedirectLosesNoInvalidation(t *testing.T) {
+	_, tree := newTree(t, testcluster.Options{})
+	s := redis.New(redis.Config{Tree: tree})
+	s.SetLimits(time.Minute, 1)
+	addr := serve(t, s)
+	p, other, gone := dial(t, addr), dial(t, addr), dial(t, addr)
+	p.do("HELLO", "3")
+	other.do("HELLO", "3")
+	require.Equal(t, "+OK", p.do("CLIENT", "TRACKING", "ON", "REDIRECT", gone.do("CLIENT", "ID")[1:]))
+	require.Equal(t, "+OK", other.do("CLIENT", "TRACKING", "ON", "REDIRECT", p.do("CLIENT", "ID")[1:]))
+	gone.Close()
+	require.Eventually(t, func() bool { return s.Connections() == 2 }, patience, time.Millisecond)
+	other.do("GET", "others")
+	mget, mset := shortKeys()
+	p.do(mget...)
+	require.Equal(t, "+OK", p.do(slices.Insert(mset, 1, "others", "v")...))
+	all, one := p.behind()
+	require.True(t, all || one > 0, "the key of the other client is told")
+}
+
 // CLIENT CACHING NO is for one command: the same GET directly behind it, in one write, is remembered, and so told when the key changes.
 func TestCachingNoIsForOneGet(t *testing.T) {
 	addr := gateway(t, redis.Config{})

@@ -34,6 +34,11 @@ var gatewayMutants = []mutant{
 		runs:  []run{gatewayTest("TestCachingNoIsForOneGet")},
 	},
 	{
+		name: "messages that wait uncounted", what: "lets messages wait that have no room in what all connections hold together",
+		edits: []edit{{"gateway/redis.(*pushes).count", ` && more > 0 {`, ` && false {`}},
+		runs:  []run{gatewayTest("TestInvalidationsCountAsHeld")},
+	},
+	{
 		name: "invalidation before the reply", what: "pushes a change while a command is executed that has read the former value",
 		edits: []edit{
 			{"gateway/redis.(*pushes).send", `p.turn.Lock()`, ``},
