@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"time"
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/client"
@@ -199,6 +200,11 @@ func (w *Watch) ready(ctx context.Context) (Event, bool, error) {
 		w.follow.Changed(ref)
 	}
 }
+
+// LeaseLeft is how long the lease of the Client's session still runs; 0: it is over. The cluster waits for the Client that long. Behind it changes are
+// committed of which Next may hear at any later time, when the Client is back: who keeps what Next has told does not know any more whether it is current.
+// It may be called beside Next.
+func (w *Watch) LeaseLeft() time.Duration { return time.Duration(w.t.c.Stats().LeaseLeftNS) }
 
 // Close ends the Watch. A Next that waits returns client.ErrClosed.
 func (w *Watch) Close() { w.watcher.Close() }

@@ -39,7 +39,7 @@ type lasting struct {
 
 func (f *feed) init(s *Server) { f.s = s }
 
-// feedPause is the pause before the feed goes on behind an error.
+// feedPause is the pause before the feed goes on behind an error, and the least between two looks at the lease.
 const feedPause = 100 * time.Millisecond
 
 // start begins to follow, unless the feed does. It returns when changes from now on are told.
@@ -66,9 +66,29 @@ func (f *feed) start() error {
 	f.running = true
 	f.s.wg.Go(func() {
 		defer w.Close()
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		f.s.wg.Go(func() { f.watchLease(ctx, w) })
 		f.follow(ctx, w)
 	})
 	return nil
+}
+
+// watchLease tells clients to forget everything when the lease of the gateway's session is over: it is cut off, and the cluster goes on without it. Commands
+// fail until the lease runs again, so nothing is kept meanwhile, and the feed has all changes then.
+func (f *feed) watchLease(ctx context.Context, w *kv.Watch) {
+	for over := false; ; {
+		left := w.LeaseLeft()
+		if left == 0 && !over {
+			f.s.outdateAll()
+		}
+		over = left == 0
+		select {
+		case <-time.After(max(left, feedPause)):
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 func notFollowed(err error) error {

@@ -2,6 +2,7 @@ package redis_test
 
 import (
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/gateway/redis"
@@ -273,6 +275,32 @@ func (p *peer) behind() (all bool, one int) {
 		}
 	}
 	return all, one
+}
+
+// Clients of a gateway that is cut off until its lease is over are told to forget everything: the cluster goes on without it.
+func TestCopiesEndWithTheLease(t *testing.T) {
+	cluster := testcluster.New(t, testcluster.Options{Lease: time.Second})
+	line := cluster.Line()
+	c, err := client.Connect(t.Context(), client.Config{Controllers: []string{line.URL}, Replicas: 1, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	t.Cleanup(func() { c.Close() })
+	tree, err := kv.Create(t.Context(), c, "keys", btree.Config{})
+	require.NoError(t, err)
+	p := dial(t, gateway(t, redis.Config{Tree: tree}))
+	p.do("HELLO", "3")
+	require.Equal(t, "+OK", p.cmd("CLIENT TRACKING ON"))
+	require.Equal(t, "_", p.do("GET", "k"))
+	line.Cut()
+	require.NoError(t, p.SetReadDeadline(time.Now().Add(patience)))
+	require.Equal(t, `>["invalidate" _]`, p.reply().String())
+	line.Restore()
+	require.Eventually(t, func() bool {
+		p.send(frame("GET", "k"))
+		v := p.reply()
+		for ; v.kind == '>'; v = p.reply() {
+		}
+		return v.String() == "_"
+	}, patience, time.Millisecond)
 }
 
 // shortKeys are commands of 30 KiB on 2200 keys.

@@ -39,6 +39,12 @@ var gatewayMutants = []mutant{
 		runs:  []run{gatewayTest("TestInvalidationsCountAsHeld")},
 	},
 	{
+		name: "copies outlive the lease", what: "lets clients of a gateway whose lease is over keep what they have read",
+		edits: []edit{{"gateway/redis.(*feed).watchLease", `left == 0 && !over`, `false`}},
+		slow:  true, // the client waits as long as the test does
+		runs:  []run{gatewayTest("TestCopiesEndWithTheLease")},
+	},
+	{
 		name: "invalidation before the reply", what: "pushes a change while a command is executed that has read the former value",
 		edits: []edit{
 			{"gateway/redis.(*pushes).send", `p.turn.Lock()`, ``},
