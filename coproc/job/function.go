@@ -57,11 +57,11 @@ func (w *functionServer) function(ctx context.Context, q client.FunctionCall) (a
 			return nil, err
 		}
 		next, answer, err := w.apply(ctx, q, object)
+		if err == nil && len(answer) > client.MaxFunctionAnswer { // before anything is changed
+			err = fmt.Errorf("the answer has %d bytes, at most %d", len(answer), client.MaxFunctionAnswer)
+		}
 		if err != nil || next == nil {
 			return answer, err
-		}
-		if len(answer) > client.MaxFunctionAnswer { // before anything is changed
-			return nil, fmt.Errorf("the answer has %d bytes, at most %d", len(answer), client.MaxFunctionAnswer)
 		}
 		if err = w.c.CompareAndWrite(ctx, q.Ref, info.Version, next); !errors.Is(err, client.ErrConflict) {
 			return answer, err

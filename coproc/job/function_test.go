@@ -59,6 +59,9 @@ func init() {
 	function("test-long-answer", func(object, _ []byte) (next, answer []byte, err error) {
 		return []byte("changed"), make([]byte, client.MaxFunctionAnswer+1), nil
 	})
+	function("test-long-look", func(object, _ []byte) (next, answer []byte, err error) {
+		return nil, make([]byte, client.MaxFunctionAnswer+1), nil
+	})
 	function("test-fills", func(_, args []byte) (next, answer []byte, err error) { return make([]byte, 20<<10), nil, nil })
 	function("test-hangs", func(_, _ []byte) (next, answer []byte, err error) {
 		<-functionGates.Load().hangs
@@ -192,7 +195,7 @@ func TestFunctions(t *testing.T) {
 	}, patience, time.Millisecond)
 
 	for name, want := range map[string]error{
-		"test-fails": client.ErrFunction, "test-panics": client.ErrFunction, "test-none": client.ErrNoFunction, "test-fills": client.ErrTooLarge, "test-long-answer": client.ErrFunction, "words": client.ErrFunction,
+		"test-fails": client.ErrFunction, "test-panics": client.ErrFunction, "test-none": client.ErrNoFunction, "test-fills": client.ErrTooLarge, "test-long-answer": client.ErrFunction, "test-long-look": client.ErrFunction, "words": client.ErrFunction,
 	} {
 		_, err := r.settled(ref, name, "why not")
 		require.ErrorIs(t, err, want, name)
