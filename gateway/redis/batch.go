@@ -82,6 +82,7 @@ func (c *conn) take(i int, value []byte, version uint64, err error) {
 		return
 	}
 	r, err := decode(value, version, c.now)
+	c.kept(c.keys.parts[i], &r)
 	switch {
 	case err != nil:
 		g.state, g.err = fetchFailed, err

@@ -85,3 +85,6 @@ func (s *Server) HoldFeed() (release func()) {
 
 // Listeners counts the connections that rely on the feed.
 func (s *Server) Listeners() int { return len(s.listeners()) }
+
+// SetClock has the gateway take the time from f. It is called before the gateway serves.
+func (s *Server) SetClock(f func() time.Time) { s.clock = f }

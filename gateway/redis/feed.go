@@ -24,6 +24,9 @@ type feed struct {
 	mu      sync.Mutex // guards running, and is held while the feed begins
 	running bool
 
+	dying   sync.Mutex // guards mortals
+	mortals mortals
+
 	// Of the goroutine that follows.
 	owners map[uint64]string  // the tree's key of a hash or sorted set, by id
 	known  map[string]lasting // of keys that have an id or an expiry, by the tree's key
@@ -69,6 +72,7 @@ func (f *feed) start() error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		f.s.wg.Go(func() { f.watchLease(ctx, w) })
+		f.s.wg.Go(func() { f.bury(ctx) })
 		f.follow(ctx, w)
 	})
 	return nil
@@ -196,6 +200,9 @@ func (f *feed) record(e *kv.Event) {
 		f.known[key] = now
 	} else if r.mark == 0 {
 		delete(f.known, key) // a mark stands there for a moment, in the place of what the key has
+	}
+	if r.mark == 0 {
+		f.dies(e.Key, now.expiry) // before changed: who reads the key behind that notes it anew
 	}
 	if !f.live {
 		return

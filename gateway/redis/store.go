@@ -73,6 +73,7 @@ func (c *conn) reload() (r record, err error) {
 			if r.kind == kindNone && r.newborn == 0 {
 				c.s.expired(c.key, r.id)
 			}
+			c.kept(c.key, &r)
 			return r, nil
 		}
 		if err != nil {

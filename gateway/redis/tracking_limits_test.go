@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -301,6 +302,47 @@ func TestCopiesEndWithTheLease(t *testing.T) {
 		}
 		return v.String() == "_"
 	}, patience, time.Millisecond)
+}
+
+// A key that has expired is told at once, also where nothing is swept: the tree does not change by that.
+func TestExpiryIsTold(t *testing.T) {
+	_, tree := newTree(t, testcluster.Options{})
+	s := redis.New(redis.Config{Tree: tree, SweepKeys: -1})
+	var later atomic.Int64 // ns by which the gateway's clock is ahead
+	s.SetClock(func() time.Time { return time.Now().Add(time.Duration(later.Load())) })
+	addr := serve(t, s)
+	p, all, writer := dial(t, addr), dial(t, addr), dial(t, addr)
+	p.do("HELLO", "3")
+	all.do("HELLO", "3")
+	require.Equal(t, "+OK", p.cmd("CLIENT TRACKING ON"))
+	keys := map[string]bool{"short": true, "long": true, "many": true, "hash": true}
+	for key := range keys {
+		switch key {
+		case "hash":
+			writer.do("HSET", key, "f", "v")
+		case "short":
+			writer.do("SET", key, "v")
+		default:
+			writer.do("SET", key, strings.Repeat("v", 1000))
+		}
+		require.Equal(t, ":1", writer.do("EXPIRE", key, "3600"))
+	}
+	settled(t, addr, writer)
+	require.Equal(t, "+OK", all.cmd("CLIENT TRACKING ON BCAST"))
+	p.do("GET", "short")
+	p.do("GET", "long")
+	p.do("MGET", "many", "more")
+	p.do("HGET", "hash", "f")
+	later.Store(int64(2 * time.Hour))
+	for _, who := range []*peer{p, all} { // of the longer strings those that p has read
+		require.NoError(t, who.SetReadDeadline(time.Now().Add(patience)))
+		heard := map[string]bool{}
+		for range keys {
+			heard[who.reply().list[1].list[0].text] = true
+		}
+		require.Equal(t, keys, heard)
+	}
+	require.Equal(t, "_", p.do("GET", "long"))
 }
 
 // shortKeys are commands of 30 KiB on 2200 keys.

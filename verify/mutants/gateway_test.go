@@ -45,6 +45,12 @@ var gatewayMutants = []mutant{
 		runs:  []run{gatewayTest("TestCopiesEndWithTheLease")},
 	},
 	{
+		name: "expiry untold", what: "lets clients keep a key that has expired until it is swept",
+		edits: []edit{{"gateway/redis.(*feed).bury", `f.s.changed([]byte(key[1:]), nil)`, ``}},
+		slow:  true, // the client waits as long as the test does
+		runs:  []run{gatewayTest("TestExpiryIsTold")},
+	},
+	{
 		name: "invalidation before the reply", what: "pushes a change while a command is executed that has read the former value",
 		edits: []edit{
 			{"gateway/redis.(*pushes).send", `p.turn.Lock()`, ``},
