@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
+	"github.com/quarrystore/quarry/internal/clock"
 	"github.com/quarrystore/quarry/proto"
 )
 
@@ -108,6 +110,7 @@ type watchedObject struct {
 	told   bool          // it is in Watcher.changed
 	link   *watchLink    // to the node that was asked to look; nil: none
 	at     uint64        // epoch of the region in which the node was asked
+	since  int64         // clock.Now time from which on no node is known to compare; 0: one does
 	adds   int           // Adds that wait for on, or have returned; not those that have failed
 	kept   bool          // it stays without Adds
 	on     chan struct{} // closed when a node has begun to look, or none will
@@ -124,9 +127,12 @@ func (o *watchedObject) settle(err error) {
 	}
 }
 
-// move notes which link has the object.
+// move notes which link has the object, whose node does not compare yet.
 // Preconditions: hub.mu is held.
 func (o *watchedObject) move(to *watchLink) {
+	if o.since == 0 {
+		o.since = clock.Now()
+	}
 	if o.link != nil {
 		o.link.objects--
 	}
@@ -221,6 +227,20 @@ func (w *Watcher) seen(ref Ref, version uint64, waits bool) *watchedObject {
 		w.hub.named(o, uint64(proto.MakeV(proto.StateLive, version)), waits)
 	}
 	return o
+}
+
+// Behind is for how long changes of some object may not have been told, because no node that was reached compares its word; 0: of none. An object that
+// was added a moment ago counts, and so does one whose region has no primary. A node that is cut off in silence is noticed within 30 s.
+func (w *Watcher) Behind() (longest time.Duration) {
+	w.hub.mu.Lock()
+	defer w.hub.mu.Unlock()
+	now := clock.Now()
+	for _, o := range w.objects {
+		if o.since != 0 {
+			longest = max(longest, time.Duration(now-o.since))
+		}
+	}
+	return longest
 }
 
 // Remove forgets an object.

@@ -198,3 +198,45 @@ func TestRemovedObjects(t *testing.T) {
 	require.True(t, b.idle(b.link))
 	require.Empty(t, b.links)
 }
+
+// A Watcher is behind while no node compares an object: before it was asked, and when it has no region, the link is lost, or the epoch is another one.
+func TestWatcherIsBehind(t *testing.T) {
+	b := newWatchBench(t)
+	b.delays = map[uint32]time.Duration{}
+	require.Zero(t, b.w.Behind())
+	o := b.object(t, 1, 1)
+	behind := func() { require.Eventually(t, func() bool { return b.w.Behind() > 0 }, time.Minute, time.Microsecond) }
+	begin := func() {
+		b.place(o)
+		behind()
+		sent, _ := b.link.batch()
+		behind()
+		b.link.began(sent)
+		require.Zero(t, b.w.Behind())
+	}
+	behind()
+	begin()
+	b.tell(o, live(2))
+	require.Zero(t, b.w.Behind(), "it is told")
+	b.tell(o, msg.WatchGone)
+	behind()
+	begin()
+	b.place(o)
+	sent, _ := b.link.batch()
+	b.mu.Lock()
+	o.at++
+	b.mu.Unlock()
+	b.link.began(sent)
+	behind()
+	begin()
+	b.lost(b.link, errors.New("broken"))
+	behind()
+	b.links[1] = b.link
+	begin()
+	b.place(o)
+	sent, _ = b.link.batch()
+	b.refuse(b.link, sent, &msg.Refusal{Procedure: msg.Watch, Text: "full"})
+	require.Zero(t, b.w.Behind(), "the user looks")
+	b.w.Remove(o.ref)
+	require.Zero(t, b.w.Behind())
+}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/quarrystore/quarry/internal/clock"
 	"github.com/quarrystore/quarry/internal/table"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
@@ -103,7 +104,7 @@ func (h *watchHub) add(w *Watcher, ref Ref, off, seen uint64, waits bool) (*watc
 	}
 	for h.last++; h.objects[h.last] != nil; h.last++ {
 	}
-	o := &watchedObject{id: h.last, ref: ref, off: off, watcher: w, latest: seen, on: make(chan struct{})}
+	o := &watchedObject{id: h.last, ref: ref, off: off, watcher: w, latest: seen, since: clock.Now(), on: make(chan struct{})}
 	h.named(o, seen, waits)
 	h.objects[o.id], w.objects[ref] = o, o
 	h.fresh = append(h.fresh, o)
@@ -296,6 +297,7 @@ func (h *watchHub) refuse(l *watchLink, sent []watchRequest, err error) {
 		case o.watcher == nil || o.link != l:
 		case o.live || o.kept:
 			o.move(nil)
+			o.since = 0 // the user looks
 			h.changed(o)
 			if h.refused = append(h.refused, o); len(h.refused) == 1 {
 				h.placeLater(&h.refused, longestWatchDelay)

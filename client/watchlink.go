@@ -223,6 +223,9 @@ func (l *watchLink) began(sent []watchRequest) {
 	for _, r := range sent {
 		if o := r.object; o.link == l {
 			o.settle(nil)
+			if o.at == r.word.Epoch { // else it is asked for again
+				o.since = 0
+			}
 		}
 	}
 }

@@ -206,5 +206,8 @@ func (w *Watch) ready(ctx context.Context) (Event, bool, error) {
 // It may be called beside Next.
 func (w *Watch) LeaseLeft() time.Duration { return time.Duration(w.t.c.Stats().LeaseLeftNS) }
 
+// Behind is for how long changes of some key may not have been told; 0: of none. See client.Watcher.Behind. It may be called beside Next.
+func (w *Watch) Behind() time.Duration { return w.watcher.Behind() }
+
 // Close ends the Watch. A Next that waits returns client.ErrClosed.
 func (w *Watch) Close() { w.watcher.Close() }

@@ -19,6 +19,7 @@ import (
 // notifications. It begins with the first of them, and reads all leaves then.
 type feed struct {
 	s      *Server
+	late   time.Duration // feedLate
 	notify atomic.Uint32 // classes of events that are published, of notifyClasses; 0: none
 
 	mu      sync.Mutex // guards running, and is held while the feed begins
@@ -40,10 +41,15 @@ type lasting struct {
 	expiry int64
 }
 
-func (f *feed) init(s *Server) { f.s = s }
+func (f *feed) init(s *Server) { f.s, f.late = s, feedLate }
 
-// feedPause is the pause before the feed goes on behind an error, and the least between two looks at the lease.
-const feedPause = 100 * time.Millisecond
+const (
+	// feedPause is the pause before the feed goes on behind an error.
+	feedPause = 100 * time.Millisecond
+	// feedLook is the time between two looks at how far the feed is behind, and feedLate how far that may be: a failover takes less.
+	feedLook = time.Second
+	feedLate = 3 * time.Second
+)
 
 // start begins to follow, unless the feed does. It returns when changes from now on are told.
 func (f *feed) start() error {
@@ -71,24 +77,30 @@ func (f *feed) start() error {
 		defer w.Close()
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		f.s.wg.Go(func() { f.watchLease(ctx, w) })
+		f.s.wg.Go(func() { f.distrust(ctx, w) })
 		f.s.wg.Go(func() { f.bury(ctx) })
 		f.follow(ctx, w)
 	})
 	return nil
 }
 
-// watchLease tells clients to forget everything when the lease of the gateway's session is over: it is cut off, and the cluster goes on without it. Commands
-// fail until the lease runs again, so nothing is kept meanwhile, and the feed has all changes then.
-func (f *feed) watchLease(ctx context.Context, w *kv.Watch) {
-	for over := false; ; {
-		left := w.LeaseLeft()
-		if left == 0 && !over {
+// distrust tells clients to forget everything, again and again, while changes may not be told: when the lease of the gateway's session is over, behind which
+// the cluster goes on without it, and when no node that is reached has compared some leaf for feedLate.
+func (f *feed) distrust(ctx context.Context, w *kv.Watch) {
+	tick := time.NewTicker(feedLook)
+	defer tick.Stop()
+	for told := false; ; {
+		left, behind := w.LeaseLeft(), w.Behind()
+		late := left == 0 || behind > f.late
+		if late {
 			f.s.outdateAll()
 		}
-		over = left == 0
+		if late && !told {
+			f.s.cfg.Logger.Warn("gateway: changes of the tree may not be told; clients that track are told to forget everything until they are", "behind", behind, "lease_left", left)
+		}
+		told = late
 		select {
-		case <-time.After(max(left, feedPause)):
+		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}

@@ -305,14 +305,32 @@ func TestCopiesEndWithTheLease(t *testing.T) {
 	require.Eventually(t, reads, patience, time.Millisecond)
 }
 
+// Clients of a gateway that no node tells of changes are told to forget everything, again and again.
+func TestCopiesEndWhereNobodyCompares(t *testing.T) {
+	cluster, tree := newTree(t, testcluster.Options{})
+	s := redis.New(redis.Config{Tree: tree, SweepKeys: -1, Logger: slog.New(slog.DiscardHandler)})
+	s.LateAfter(time.Millisecond)
+	p := dial(t, serve(t, s))
+	p.do("HELLO", "3")
+	require.Equal(t, "+OK", p.cmd("CLIENT TRACKING ON"))
+	p.do("GET", "k")
+	for _, n := range cluster.Nodes {
+		require.NoError(t, n.Close())
+	}
+	require.NoError(t, p.SetReadDeadline(time.Now().Add(patience)))
+	for range 2 {
+		require.Equal(t, `>["invalidate" _]`, p.reply().String())
+	}
+}
+
 // A key that has expired is told at once, also where nothing is swept: the tree does not change by that.
 func TestExpiryIsTold(t *testing.T) {
-	_, tree := newTree(t, testcluster.Options{})
+	cluster, tree := newTree(t, testcluster.Options{})
 	s := redis.New(redis.Config{Tree: tree, SweepKeys: -1})
 	var later atomic.Int64 // ns by which the gateway's clock is ahead
 	s.SetClock(func() time.Time { return time.Now().Add(time.Duration(later.Load())) })
 	addr := serve(t, s)
-	p, all, writer := dial(t, addr), dial(t, addr), dial(t, addr)
+	p, all, writer := dial(t, addr), dial(t, addr), dial(t, gateway(t, redis.Config{Tree: openTree(t, cluster), SweepKeys: -1}))
 	p.do("HELLO", "3")
 	all.do("HELLO", "3")
 	require.Equal(t, "+OK", p.cmd("CLIENT TRACKING ON"))
@@ -329,7 +347,7 @@ func TestExpiryIsTold(t *testing.T) {
 		require.Equal(t, ":1", writer.do("EXPIRE", key, "3600"))
 	}
 	settled(t, addr, writer)
-	require.Equal(t, "+OK", all.cmd("CLIENT TRACKING ON BCAST"))
+	require.Equal(t, "+OK", all.cmd("CLIENT TRACKING ON BCAST PREFIX short PREFIX long PREFIX many PREFIX hash"))
 	p.do("GET", "short")
 	p.do("GET", "long")
 	p.do("MGET", "many", "more")
