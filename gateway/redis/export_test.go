@@ -89,5 +89,5 @@ func (s *Server) Listeners() int { return len(s.listeners()) }
 // SetClock has the gateway take the time from f. It is called before the gateway serves.
 func (s *Server) SetClock(f func() time.Time) { s.clock = f }
 
-// LateAfter is how long a leaf may go without a node that compares it. It is called before the gateway serves.
-func (s *Server) LateAfter(d time.Duration) { s.feed.late = d }
+// LateAfter is how long a leaf may go without a node that compares it, and how often that is looked at. It is called before the gateway serves.
+func (s *Server) LateAfter(d time.Duration) { s.feed.late, s.feed.look = d, d }

@@ -19,6 +19,7 @@ import (
 // notifications. It begins with the first of them, and reads all leaves then.
 type feed struct {
 	s      *Server
+	look   time.Duration // feedLook
 	late   time.Duration // feedLate
 	notify atomic.Uint32 // classes of events that are published, of notifyClasses; 0: none
 
@@ -41,7 +42,7 @@ type lasting struct {
 	expiry int64
 }
 
-func (f *feed) init(s *Server) { f.s, f.late = s, feedLate }
+func (f *feed) init(s *Server) { f.s, f.look, f.late = s, feedLook, feedLate }
 
 const (
 	// feedPause is the pause before the feed goes on behind an error.
@@ -87,7 +88,7 @@ func (f *feed) start() error {
 // distrust tells clients to forget everything, again and again, while changes may not be told: when the lease of the gateway's session is over, behind which
 // the cluster goes on without it, and when no node that is reached has compared some leaf for feedLate.
 func (f *feed) distrust(ctx context.Context, w *kv.Watch) {
-	tick := time.NewTicker(feedLook)
+	tick := time.NewTicker(f.look)
 	defer tick.Stop()
 	for told := false; ; {
 		left, behind := w.LeaseLeft(), w.Behind()
