@@ -26,8 +26,8 @@ type feed struct {
 	mu      sync.Mutex // guards running, and is held while the feed begins
 	running bool
 
-	dying   sync.Mutex // guards mortals
-	mortals mortals
+	expiryMu sync.Mutex // guards expiries
+	expiries expiries
 
 	// Of the goroutine that follows.
 	owners map[uint64]string  // the tree's key of a hash or sorted set, by id
@@ -78,16 +78,16 @@ func (f *feed) start() error {
 		defer w.Close()
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		f.s.wg.Go(func() { f.distrust(ctx, w) })
-		f.s.wg.Go(func() { f.bury(ctx) })
+		f.s.wg.Go(func() { f.outdateWhileLate(ctx, w) })
+		f.s.wg.Go(func() { f.tellExpired(ctx) })
 		f.follow(ctx, w)
 	})
 	return nil
 }
 
-// distrust tells clients to forget everything, again and again, while changes may not be told: when the lease of the gateway's session is over, behind which
+// outdateWhileLate tells clients to forget everything, again and again, while changes may not be told: when the lease of the gateway's session is over, behind which
 // the cluster goes on without it, and when no node that is reached has compared some leaf for feedLate.
-func (f *feed) distrust(ctx context.Context, w *kv.Watch) {
+func (f *feed) outdateWhileLate(ctx context.Context, w *kv.Watch) {
 	tick := time.NewTicker(f.look)
 	defer tick.Stop()
 	for told := false; ; {
@@ -215,7 +215,7 @@ func (f *feed) record(e *kv.Event) {
 		delete(f.known, key) // a mark stands there for a moment, in the place of what the key has
 	}
 	if r.mark == 0 {
-		f.dies(e.Key, now.expiry) // before changed: who reads the key behind that notes it anew
+		f.expires(e.Key, now.expiry) // before changed: who reads the key behind that notes it anew
 	}
 	if !f.live {
 		return

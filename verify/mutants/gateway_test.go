@@ -40,19 +40,19 @@ var gatewayMutants = []mutant{
 	},
 	{
 		name: "copies outlive the lease", what: "lets clients of a gateway whose lease is over keep what they have read",
-		edits: []edit{{"gateway/redis.(*feed).distrust", `left == 0 || `, ``}},
+		edits: []edit{{"gateway/redis.(*feed).outdateWhileLate", `left == 0 || `, ``}},
 		slow:  true, // the client waits as long as the test does
 		runs:  []run{gatewayTest("TestCopiesEndWithTheLease")},
 	},
 	{
 		name: "copies that nobody compares", what: "lets clients of a gateway keep what they have read though no node tells it of changes",
-		edits: []edit{{"gateway/redis.(*feed).distrust", `|| behind > f.late`, ``}},
+		edits: []edit{{"gateway/redis.(*feed).outdateWhileLate", `|| behind > f.late`, ``}},
 		slow:  true, // likewise
 		runs:  []run{gatewayTest("TestCopiesEndWhereNobodyCompares")},
 	},
 	{
 		name: "expiry untold", what: "lets clients keep a key that has expired until it is swept",
-		edits: []edit{{"gateway/redis.(*feed).bury", `f.s.changed([]byte(key[1:]), nil)`, ``}},
+		edits: []edit{{"gateway/redis.(*feed).tellExpired", `f.s.changed([]byte(key[1:]), nil)`, ``}},
 		slow:  true, // the client waits as long as the test does
 		runs:  []run{gatewayTest("TestExpiryIsTold")},
 	},
