@@ -18,6 +18,9 @@ type attempt struct {
 	anyKind bool
 	// marked is the version of the mark that the operation takes away; 0: it changes no slab that is BAD.
 	marked uint64
+	// chosen is the version of the change, where it was chosen with a look at all replicas (unmark); 0: nextVersion
+	// and nextTombstone choose it.
+	chosen uint64
 	// index is the object's place in the caller's list.
 	index int
 

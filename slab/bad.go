@@ -30,10 +30,13 @@ import (
 //   - B4. FreeBad and Restore name the mark: BAD@k, and no other. References do not tell whether they are of the lost object, because the
 //     image that has its incarnation is damaged. So Update, Write and Free, which have a reference alone, do not change a slab that is BAD: one that
 //     was freed long ago would free or bring back another object.
+//   - B5. m is above every version that any replica shows, and FreeBad and Restore take versions of different parity. So none that a session has
+//     used which died is used for another change: not where its image has reached a backup alone, and, where words are open and a reader may have seen
+//     FREE@m at one replica, not for a LIVE@m.
+//   - B6. No object is born at k: k is above every version that any replica shows of the slab, with MarkBad and with Reconcile. So the reference of a mark is never that of an
+//     object, and a list of marks that is out of date frees none.
 //
-// The mark is named by a reference: address, generation of the block, and k in the place of born. MarkBad uses k up, so no object is
-// born at its k. A Reconcile marks what it finds lost with the version n that the object had: if that was never updated, n is its born version, and
-// the reference of the mark is also the object's. FreeBad and Restore change only a slab whose V is BAD@k.
+// The mark is named by a reference: address, generation of the block, and k in the place of born. FreeBad and Restore change only a slab whose V is BAD@k.
 
 // MarkBad marks the slab at an address if its object is lost: V of all replicas names the same image, and none has it whole. It
 // returns the reference of the mark; that of the present mark if the slab is marked already.
@@ -108,9 +111,15 @@ func (l *Lane) markOnce(addr proto.Addr) (proto.Ref, error) {
 
 // nextMark is the version of a mark. A birth behind FreeBad writes the place of a pair where an image that a dead writer left may stand: the mark is
 // above that image.
+//
+// Where words are open a Free that died may have shown FREE@n+1 to readers, and a SINGLE slab has no place in which its takeover leaves that version: the
+// mark is above it.
 func nextMark(a *attempt) uint64 {
-	if a.slab.Kind == proto.Pair {
+	switch {
+	case a.slab.Kind == proto.Pair:
 		return nextVersion(a)
+	case a.slab.Kind == proto.Single && a.opens():
+		return a.v.Version() + 2
 	}
 	return nextTombstone(a)
 }
@@ -230,7 +239,8 @@ func (l *Lane) hasWhole(a *attempt, c *slabCopies, k int) (bool, error) {
 
 // FreeBad gives up the object of a slab that is marked. mark is the reference of the mark. Its map bit is to be cleared, as behind a Free.
 //
-// Linearizes at: the commit. ErrFreed: the slab has no mark of that version any more.
+// Linearizes at: the commit. ErrFreed: the slab has no mark of that version any more. ErrCorrupt: V of a replica is damaged; nothing was done, and the
+// slab may have the mark (unmark).
 func (l *Lane) FreeBad(mark proto.Ref) (Claim, error) {
 	c, _, _, err := l.freeAttempt(mark, attempt{anyKind: true, marked: mark.Incarnation.Born()}, 0, false)
 	return c, err
@@ -239,37 +249,128 @@ func (l *Lane) FreeBad(mark proto.Ref) (Claim, error) {
 // Restore gives an object that is lost a payload again, under its own reference: ref. mark is the version of the mark, V = BAD@mark. That ref
 // is the reference of the object that the slab had when it was marked is the caller's word: the slab does not tell (B4).
 //
-// Linearizes at: the commit. ErrFreed: the slab has no mark of that version any more. ErrImmutable: objects that are written once, and those in STAGED slabs,
-// are not restored: make a new one, and discard the mark.
+// BAD names no image, so the image is written in its place before V, as a birth does, in slabs of all kinds. Two rounds more than an Update: unmark, and
+// in a STAGED slab L.
+//
+// Linearizes at: the commit. ErrFreed: the slab has no mark of that version any more. ErrCorrupt: as FreeBad. ErrImmutable: the slab had a chunk of a
+// large object, to which no payload belongs that a user has.
 func (l *Lane) Restore(ref proto.Ref, mark uint64, payload []byte, tag uint32) (Info, error) {
 	if ref.Incarnation.Born() > mark {
 		return Info{}, fmt.Errorf("%w: %v is of an object that was made after the mark %d", ErrBadRef, ref, mark)
 	}
 	for tries := 1; ; tries++ {
-		a := attempt{marked: mark}
-		if err := l.reserve(&a, ref); err != nil {
-			return Info{}, err
-		}
-		err := l.fits(len(payload), a.slab)
-		if a.slab.Kind != proto.Pair {
-			err = fmt.Errorf("%w: %v is in a %v slab", ErrImmutable, ref, a.slab.Kind)
-		}
+		a := attempt{anyKind: true, marked: mark}
+		err := l.reserve(&a, ref)
 		if err == nil {
-			a.encryption = l.encryption
-			a.header = proto.ImageHeader{Tag: tag & proto.MaxTag, Born: ref.Incarnation.Born(), Writer: a.r}
-			err = l.stageInLane(&a, &a.header, payload)
+			err = l.restoreHeld(&a, payload, tag)
 		}
-		if err != nil {
-			return Info{}, l.releaseFor(&a, err)
-		}
-		switch l.commit(&a); a.result {
-		case done:
+		switch {
+		case err == nil:
 			return infoOf(a.header, a.slab), nil
-		case unknown:
-			return Info{}, a.err
+		case !errors.Is(err, errAgain):
+			return Info{}, err
 		}
 		if err := l.startAgain(ref, tries); err != nil {
 			return Info{}, err
 		}
 	}
+}
+
+// restoreHeld is Restore of a slab that the attempt holds. On any error nothing is held, or the session has ended.
+func (l *Lane) restoreHeld(a *attempt, payload []byte, tag uint32) error {
+	if err := l.fits(len(payload), a.slab); err != nil {
+		return l.releaseFor(a, err)
+	}
+	chunk, err := l.unmark(a, proto.StateLive)
+	if err != nil {
+		return err
+	}
+	a.encryption = l.encryption
+	img, err := l.buffer(&l.image, proto.ImageLen(len(payload)+a.encryption.overhead()))
+	if chunk && err == nil {
+		err = fmt.Errorf("%w: by its header the slab of %v has a chunk of a large object: write that object anew (quarry fsck names it), and discard the mark", ErrImmutable, a.ref)
+	}
+	a.header = proto.ImageHeader{Tag: tag & proto.MaxTag, Born: a.ref.Incarnation.Born(), Writer: a.r}
+	if err == nil {
+		err = stageImage(a, img, &a.header, payload)
+	}
+	if err != nil {
+		return l.releaseFor(a, err)
+	}
+	if a.slab.Kind == proto.Staged {
+		// L leads to nothing then, whatever damage or a dead session has left there.
+		if err := l.leave(a, a.chosen, a.reg.N); err != nil {
+			return err
+		}
+	}
+	l.commit(a)
+	return a.answer()
+}
+
+// unmark READs a slab that is marked, and that the attempt holds, at every replica, and chooses the version of the change that takes the mark away, to
+// a state (B5). chunk: by the header of its image, which is damaged and proves nothing, the object was a chunk. One round.
+//
+// ErrCorrupt: a replica in sync does not have the mark. A commit would find that only when other replicas have been changed. On any error nothing is
+// held, or the session has ended.
+func (l *Lane) unmark(a *attempt, to proto.State) (chunk bool, err error) {
+	size := a.slab.Class.Bytes()
+	buf, err := l.buffer(&l.batch.slabs, a.reg.N*size)
+	if err != nil {
+		return false, l.releaseFor(a, err)
+	}
+	err = l.repeatHeld(a, func() {
+		for i := range a.reg.N {
+			l.round.Chain(a.reg.To[i]).Read(a.slab.Off, buf[i*size:][:size])
+		}
+	})
+	if err != nil {
+		return false, err
+	}
+	c := copiesOf(a.reg, a.slab, a.ref.Incarnation.Generation(), buf, size, 0)
+	for i := range a.reg.N {
+		if c.v[i] != a.v && !a.reg.Rebuilding[i] {
+			err = fmt.Errorf("%w: V of %v is %v at replica %d, the primary has the mark %v: quarry fsck --repair makes them alike", ErrCorrupt, a.ref.Addr, c.v[i], i, a.v)
+			return false, l.releaseFor(a, err)
+		}
+		chunk = chunk || c.wasChunk(i)
+	}
+	a.chosen = c.above(a.v.Version()) + 1
+	if odd := (a.chosen-a.v.Version())&1 == 1; odd != (to == proto.StateLive) { // LIVE at k+1, k+3, ...
+		a.chosen++
+	}
+	return chunk, nil
+}
+
+// above is the largest version that any replica shows of a slab, in V, in the header of an image, in L or in a record; at least v. What is
+// maxSkip above v is damage.
+func (c *slabCopies) above(v uint64) (most uint64) {
+	most = v
+	note := func(version uint64) {
+		if version < v+maxSkip {
+			most = max(most, version)
+		}
+	}
+	for k := range c.reg.N {
+		if c.v[k].Valid() {
+			note(c.v[k].Version())
+		}
+		for place := range uint64(2) { // the same one but in PAIR slabs
+			note(proto.ParseImageHeader(c.slab.Image(c.bytes[k], place)).Version)
+		}
+		if c.slab.Kind == proto.Staged {
+			note(c.slab.LocatorIn(c.bytes[k]).Gone())
+			note(c.slab.RecordAbove(c.bytes[k], v, c.seed))
+		}
+	}
+	return most
+}
+
+// wasChunk says whether a SINGLE slab has a chunk of a large object at replica k, by a header that need not be whole.
+func (c *slabCopies) wasChunk(k int) bool {
+	if c.slab.Kind != proto.Single {
+		return false
+	}
+	img := c.slab.Image(c.bytes[k], 0)
+	tag, _, ok := proto.Inner(proto.ParseImageHeader(img).Tag, img[proto.ImageHeaderBytes:])
+	return ok && tag&(proto.TagIndex|proto.TagChunk) == proto.TagChunk
 }

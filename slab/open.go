@@ -264,8 +264,8 @@ func (l *Lane) raiseJoiners(a *attempt, to proto.V) error {
 // burn leaves the largest version that any replica shows in the header of the image of P that V = to does not name, if it is not
 // there yet. Preconditions are those of resolveOpen.
 func (l *Lane) burn(a *attempt, to proto.V) error {
-	if a.slab.Kind != proto.Pair || to.State() == proto.StateFree {
-		return nil // a BAD one may be restored: references to its object exist
+	if a.slab.Kind != proto.Pair || to.State() != proto.StateLive {
+		return nil // who takes a mark away looks at all replicas (B5)
 	}
 	most := uint64(0)
 	note := func(version uint64) {

@@ -382,7 +382,8 @@ func (c *slabCopies) unused() bool {
 
 // choose returns the V that all replicas shall have: the highest V with a whole image; and a
 // replica that has the image. Two replicas with the same V have the same image. A slab that is
-// whole nowhere becomes BAD, and from is -1: its readers get ErrCorrupt for ever, never zeros.
+// whole nowhere becomes BAD, and from is -1: its readers get ErrCorrupt until it is restored, never zeros. The mark is above
+// every version that a replica shows (B6).
 func (c *slabCopies) choose() (best proto.V, from int) {
 	top := proto.V(0)
 	from = -1
@@ -399,7 +400,8 @@ func (c *slabCopies) choose() (best proto.V, from int) {
 		}
 	}
 	if from < 0 {
-		best = proto.MakeV(proto.StateBad, top.Version())
+		k := min(c.above(top.Version())+1, proto.MaxVersion-maxSpare)
+		best = proto.MakeV(proto.StateBad, max(k, top.Version()))
 	}
 	return best, from
 }
@@ -452,7 +454,7 @@ func (l *Lane) fixReplica(s *slabCopies, k int, best proto.V, from int, st *Reco
 // new primary (O4): an image of it may stand at a replica whose V will have that version again. Versions in V alone need
 // none: every V is set to best, and READs of the epoch before have ended.
 func (l *Lane) burnFor(s *slabCopies, best proto.V) {
-	if !s.reg.OpenWords || s.slab.Kind != proto.Pair || best.State() == proto.StateFree {
+	if !s.reg.OpenWords || s.slab.Kind != proto.Pair || best.State() != proto.StateLive { // B5: who takes a mark away looks at all replicas
 		return
 	}
 	other := s.slab.Image(s.bytes[0], best.Version()+1)

@@ -156,6 +156,8 @@ func (l *Lane) judge(a *attempt) error {
 	switch {
 	case good:
 		return err
+	case a.marked != 0 && !a.v.Valid(): // the mark may be there
+		return l.answer(fmt.Errorf("%w: V of %v is %#x at the primary: a failover to another replica goes by that one's", ErrCorrupt, a.ref.Addr, uint64(a.v)))
 	case a.state == imageFreed || a.marked != 0:
 		return l.answer(ErrFreed)
 	case a.isBad():

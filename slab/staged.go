@@ -211,7 +211,7 @@ func (l *Lane) look(a *attempt) error {
 	if a.slab.Kind != proto.Staged || a.state != imageShadowed && (a.state != imageLive || a.from == proto.FromHome) {
 		return nil
 	}
-	if err := l.rollForward(a); err != nil {
+	if err := l.rollForward(a, a.state == imageLive); err != nil {
 		return err
 	}
 	l.inspect(&a.object, a.slab.Off, a.seen, &a.sight)
@@ -227,16 +227,21 @@ func (l *Lane) look(a *attempt) error {
 // replica, whatever has become of it since the attempt's table.
 //
 // L leads to the only whole copy of the image until home is whole, and durable, at every replica: so L
-// is written in a round of its own.
+// is written in a round of its own, and not at all where the shadow is not whole, because another READ of it may bring what it is.
+//
+// composed: home in a.seen is the image of V, and was made from the record by an earlier look: home at the primary is not.
 //
 // Preconditions: R is held, a.v is V of the primary and a.seen the slab, READ under it; V of the
 // backups has been put back. On errAgain the epoch is over and nothing is held.
-func (l *Lane) rollForward(a *attempt) error {
+func (l *Lane) rollForward(a *attempt, composed bool) error {
 	if a.slab.Kind != proto.Staged || a.v.State() != proto.StateLive {
 		return nil
 	}
 	v := a.v.Version()
 	_, _, from := a.slab.Compose(a.seen, v, a.seed)
+	if composed {
+		from = proto.FromRecord
+	}
 	left, _, whole := a.slab.RecordIn(a.seen, a.seed)
 	if off, n, ok := a.slab.ShadowOff(a.slab.LocatorIn(a.seen), a.reg.Geometry.RegionBytes); ok {
 		img, err := l.buffer(&l.image, n)
@@ -252,6 +257,9 @@ func (l *Lane) rollForward(a *attempt) error {
 			copy(a.seen[proto.StagedLead:], img)
 			from = proto.FromRecord
 		}
+	}
+	if from == proto.FromShadow {
+		return nil
 	}
 	if from == proto.FromRecord || from == proto.FromHome && a.reg.N > 1 {
 		a.img = a.seen[proto.StagedLead:]

@@ -108,7 +108,7 @@ func (l *Lane) settleTaken(a *attempt) error {
 	if err := l.rollBack(a); err != nil {
 		return err
 	}
-	return l.rollForward(a)
+	return l.rollForward(a, false)
 }
 
 // rollBack sets V of every backup to the primary's.

@@ -157,6 +157,9 @@ func (l *Lane) stageInLane(a *attempt, h *proto.ImageHeader, payload []byte) err
 // A version that is further ahead than maxSkip was not left by a writer, but by damage. It is
 // ignored: to go beyond it would use up the slab's versions.
 func nextVersion(a *attempt) uint64 {
+	if a.chosen != 0 {
+		return a.chosen
+	}
 	n := a.v.Version() + 1
 	if a.slab.Kind == proto.Staged {
 		if lead := a.slab.LocatorIn(a.seen); !BadLead(lead, a.v) {
@@ -203,7 +206,7 @@ func (l *Lane) free(ref proto.Ref, version uint64, keep bool) (c Claim, last []b
 
 // nextTombstone is the version of a Free of the slab that the attempt holds, or of a mark.
 func nextTombstone(a *attempt) uint64 {
-	if a.slab.Kind == proto.Staged || a.slab.Kind == proto.Pair && a.opens() {
+	if a.chosen != 0 || a.slab.Kind == proto.Staged || a.slab.Kind == proto.Pair && a.opens() {
 		return nextVersion(a) // no birth looks at L, and readers of any replica at other headers
 	}
 	return a.v.Version() + 1
@@ -214,6 +217,14 @@ func (l *Lane) freeAttempt(ref proto.Ref, try attempt, version uint64, keep bool
 	for tries := 1; ; tries++ {
 		a := try
 		err := l.reserve(&a, ref)
+		if err == nil && a.marked != 0 {
+			_, err = l.unmark(&a, proto.StateFree)
+		}
+		if errors.Is(err, errAgain) {
+			if err = l.startAgain(ref, tries); err == nil {
+				continue
+			}
+		}
 		if err != nil {
 			return Claim{}, nil, Info{}, err
 		}

@@ -85,8 +85,11 @@ func (w *world) damage(obj int) {
 	if v.State() != proto.StateLive || v.IsOpen() {
 		return
 	}
+	if s.Kind == proto.Staged && p.Word(s.ROff()) != 0 {
+		return // the next image may be made of this one, by a record, and at a backup too
+	}
 	nodes := 1<<w.d.nodes - 1
-	if w.d.partly && w.ch.choose(2) == 1 {
+	if w.d.partly && s.Kind != proto.Staged && w.ch.choose(2) == 1 {
 		nodes = 1 + w.ch.choose(nodes)
 	}
 	at := s.ImageOff(v.Version()) + proto.ImageHeaderBytes + uint64(8*w.ch.choose(w.d.payload/8))
@@ -124,7 +127,7 @@ func (c *client) mark(obj int) {
 	c.leftNothing()
 }
 
-// noteMark notes a mark that a reconcile has made: it has the version of the image that was lost.
+// noteMark notes a mark that a reconcile has made. The image that was lost is the one with the largest version below.
 func (w *world) noteMark(mark proto.Ref) {
 	k := &w.check
 	p := w.mem(w.mirror.table.node[0])
@@ -132,8 +135,14 @@ func (w *world) noteMark(mark proto.Ref) {
 	if !ok || slices.ContainsFunc(w.bads, func(b bad) bool { return b.mark == mark }) {
 		return
 	}
-	if h := proto.ParseImageHeader(k.headerOf(p, s, proto.MakeV(proto.StateBad, mark.Incarnation.Born()))); h.Version == mark.Incarnation.Born() {
-		w.bads = append(w.bads, bad{mark, proto.Ref{Addr: mark.Addr, Incarnation: proto.MakeIncarnation(mark.Incarnation.Generation(), h.Born)}})
+	var lost proto.ImageHeader
+	for place := range uint64(2) {
+		if h := proto.ParseImageHeader(k.headerOf(p, s, proto.MakeV(proto.StateLive, place))); h.Version >= lost.Version && h.Version < mark.Incarnation.Born() {
+			lost = h
+		}
+	}
+	if lost.Born != 0 {
+		w.bads = append(w.bads, bad{mark, proto.Ref{Addr: mark.Addr, Incarnation: proto.MakeIncarnation(mark.Incarnation.Generation(), lost.Born)}})
 	}
 }
 
@@ -165,9 +174,6 @@ func (c *client) unmark() {
 		info, err := c.lane.Restore(b.lost, k, w.payload(buf[:], w.hist[e].in, b.lost), 1)
 		if err == nil {
 			w.stats.Restored++
-		}
-		if w.check.regs[reg].single && errors.Is(err, slab.ErrImmutable) {
-			err = slab.ErrBusy
 		}
 		w.done(c, e, nil, 0, info.Version, noMark(err))
 	}

@@ -77,7 +77,7 @@ func (k *checker) composed(m *fabric.Memory, s proto.Slab, seed uint64, v proto.
 // be composed.
 func (k *checker) staged(m *fabric.Memory, place int, session uint32, s proto.Slab, seed uint64) {
 	v := proto.V(m.Word(s.VOff()))
-	if v.State() != proto.StateLive || k.w.mirror.table.rebuilding[place] {
+	if v.State() != proto.StateLive || k.w.mirror.table.rebuilding[place] || k.w.isHurt(s.Off, v.Version()) {
 		return
 	}
 	if _, ok := k.composed(m, s, seed, v); !ok {
@@ -98,7 +98,7 @@ func (k *checker) needless(shadow proto.Slab) {
 	}
 	for i := range w.objs {
 		s, seed, ok := k.place(p, uint64(k.regs[w.objs[i].refs[0]].ref.Addr.Off()))
-		if v := proto.V(p.Word(s.VOff())); !ok || s.Kind != proto.Staged || v.State() != proto.StateLive || w.excused(s.Off) {
+		if v := proto.V(p.Word(s.VOff())); !ok || s.Kind != proto.Staged || v.State() != proto.StateLive || w.excused(s.Off) || w.isHurt(s.Off, v.Version()) {
 			continue
 		} else if from, _ := k.composed(p, s, seed, v); from == proto.FromShadow && uint64(s.LocatorIn(k.slab).Off()) == shadow.Off {
 			w.fail("shadow released before home is whole", fmt.Sprintf("%#x is the shadow of %#x, %v", shadow.Off, s.Off, v))
@@ -120,7 +120,7 @@ func (k *checker) released(s proto.Slab, seed uint64) {
 		}
 		m := w.mem(t.node[i])
 		v := proto.V(m.Word(s.VOff()))
-		if v.State() != proto.StateLive {
+		if v.State() != proto.StateLive || w.isHurt(s.Off, v.Version()) {
 			continue
 		}
 		if from, ok := k.composed(m, s, seed, v); !ok || from != proto.FromHome {
