@@ -41,7 +41,7 @@ import (
 // MarkBad marks the slab at an address if its object is lost: V of all replicas names the same image, and none has it whole. It
 // returns the reference of the mark; that of the present mark if the slab is marked already.
 //
-// At most six rounds, and one for each replica whose image may be in a shadow. Nothing is changed unless every replica has answered twice.
+// At most six rounds, and two for each replica whose image may be in a shadow. Nothing is changed unless every replica has answered twice.
 //
 // Linearizes at: the commit. ErrWhole: a replica has a whole image, or the slab is being written; Repair mends the
 // others. ErrFreed: there is no object. ErrCorrupt: V is damaged, or not the same at all replicas. ErrBusy: a replica is being
@@ -198,7 +198,7 @@ func (l *Lane) isLost(a *attempt, generation uint32) (bool, error) {
 		}
 	}
 	if !bytes.Equal(first, second) {
-		return false, fmt.Errorf("%w: %v: two READs have brought different bytes: look for a faulty link or host", ErrBusy, a.ref.Addr)
+		return false, errUnlike(a)
 	}
 	c := copiesOf(a.reg, a.slab, generation, first, size, 0)
 	for k := range a.reg.N {
@@ -218,7 +218,13 @@ func (l *Lane) isLost(a *attempt, generation uint32) (bool, error) {
 	return true, l.answer(nil) // all READs were within the lease
 }
 
-// hasWhole says whether replica k has a whole image of V: in the slab, or in the shadow to which L leads.
+// errUnlike: nothing is given up by bytes that another READ does not bring.
+func errUnlike(a *attempt) error {
+	return fmt.Errorf("%w: %v: two READs have brought different bytes: look for a faulty link or host", ErrBusy, a.ref.Addr)
+}
+
+// hasWhole says whether replica k has a whole image of V: in the slab, or in the shadow to which L leads. The shadow is READ twice too (B1): a fault
+// on the way, or a session that has claimed its slab since and writes to it, must not give the object up.
 func (l *Lane) hasWhole(a *attempt, c *slabCopies, k int) (bool, error) {
 	if c.whole[k] || !c.away[k] {
 		return c.whole[k], nil
@@ -227,14 +233,22 @@ func (l *Lane) hasWhole(a *attempt, c *slabCopies, k int) (bool, error) {
 	if !ok {
 		return false, nil
 	}
-	img, err := l.buffer(&l.image, n)
+	img, err := l.buffer(&l.image, 2*n)
 	if err != nil {
 		return false, err
 	}
-	if err := l.repeatHeld(a, func() { l.round.Chain(a.reg.To[k]).Read(off, img) }); err != nil {
-		return false, err
+	for _, b := range [][]byte{img[:n], img[n:]} {
+		if err := l.repeatHeld(a, func() { l.round.Chain(a.reg.To[k]).Read(off, b) }); err != nil {
+			return false, err
+		}
 	}
-	return a.whole(img, a.v.Version()) != nil, nil
+	if a.whole(img[:n], a.v.Version()) != nil || a.whole(img[n:], a.v.Version()) != nil {
+		return true, nil
+	}
+	if !bytes.Equal(img[:n], img[n:]) {
+		return false, errUnlike(a)
+	}
+	return false, nil
 }
 
 // FreeBad gives up the object of a slab that is marked. mark is the reference of the mark. Its map bit is to be cleared, as behind a Free.

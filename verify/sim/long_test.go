@@ -35,6 +35,7 @@ var kinds = map[string]Options{
 	"badkept":    {Faults: AllFaults &^ Rot, Bad: true, Durable: true, Clients: 4, Ops: 40, MaxFaults: 8},
 	"badopen":    {Faults: AllFaults &^ (Power | Rot), Bad: true, Open: true, Clients: 4, Ops: 40, MaxFaults: 6},
 	"badgrow":    {Faults: AllFaults &^ (Power | Rot), Bad: true, Grow: true, Clients: 4, Ops: 40, MaxFaults: 6},
+	"badonce":    {Faults: AllFaults &^ (Power | Rot), Bad: true, Grow: true, Open: true, Clients: 4, Ops: 40, MaxFaults: 6},
 	"badstaged":  {Faults: AllFaults &^ Rot, Bad: true, Staged: true, Durable: true, Clients: 4, Ops: 40, MaxFaults: 6},
 	"hot":        {Faults: AllFaults &^ (Power | Rot), Clients: 4, Ops: 40, Slabs: 1, MaxFaults: 8},
 }

@@ -325,7 +325,7 @@ func (c *client) allocate() {
 	var buf [maxPayload]byte
 	c.doing = opBirth
 	kind := w.kind()
-	if w.ch.choose(8) == 7 {
+	if n := w.ch.choose(8); n == 7 || n&1 != 0 && w.opt.Bad { // some are lost, and restored
 		kind = proto.Single
 	}
 	// The address is not known before, so the payload has none.
