@@ -239,9 +239,6 @@ func (l *Lane) rollForward(a *attempt, composed bool) error {
 	}
 	v := a.v.Version()
 	_, _, from := a.slab.Compose(a.seen, v, a.seed)
-	if composed {
-		from = proto.FromRecord
-	}
 	left, _, whole := a.slab.RecordIn(a.seen, a.seed)
 	if off, n, ok := a.slab.ShadowOff(a.slab.LocatorIn(a.seen), a.reg.Geometry.RegionBytes); ok {
 		img, err := l.buffer(&l.image, n)
@@ -261,7 +258,7 @@ func (l *Lane) rollForward(a *attempt, composed bool) error {
 	if from == proto.FromShadow {
 		return nil
 	}
-	if from == proto.FromRecord || from == proto.FromHome && a.reg.N > 1 {
+	if composed || from == proto.FromRecord || from == proto.FromHome && a.reg.N > 1 {
 		a.img = a.seen[proto.StagedLead:]
 		a.img = a.img[:proto.ImageLen(proto.ParseImageHeader(a.img).Length)]
 		err := l.repeatHeld(a, func() {

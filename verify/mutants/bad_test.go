@@ -32,7 +32,7 @@ var badMutants = []mutant{
 	},
 	{
 		name: "mark below a dead image", what: "gives a mark the version behind V, whatever image stands in the other place",
-		edits: []edit{{"slab.nextMark", `a.slab.Kind == proto.Pair`, `false`}},
+		edits: []edit{{"slab.nextMark", `case a.slab.Kind == proto.Pair:`, `case false:`}},
 		runs:  []run{tests("slab", "^TestBirthBehindAMarkAndADeadImage$")},
 	},
 	{
@@ -57,11 +57,8 @@ var badMutants = []mutant{
 	},
 	{
 		name: "restored under the mark's version", what: "makes BAD@k LIVE@k",
-		edits: []edit{{"slab.nextVersion", `n := a.v.Version() + 1`, `n := a.v.Version() + 1
-	if a.marked != 0 {
-		return a.v.Version()
-	}`}},
-		runs: []run{schedules(lost, 3000)},
+		edits: []edit{{"slab.nextVersion", `return a.chosen`, `return a.v.Version()`}},
+		runs:  []run{schedules(lost, 3000)},
 	},
 	{
 		name: "any reference gives up a lost object", what: "frees a slab that is BAD by a reference that need not be of the object",
@@ -79,14 +76,59 @@ var badMutants = []mutant{
 		runs:  []run{tests("slab", "^TestMarkNamesNoImage$")},
 	},
 	{
-		name: "restored version given again by a taker", what: "leaves no number of a dead Restore at the primary where words are open",
-		edits: []edit{{"slab.(*Lane).burn", `to.State() == proto.StateFree`, `to.State() != proto.StateLive`}},
-		runs:  []run{tests("slab", "^TestRestoredVersionIsUsedUp$")},
+		name: "restored version given again", what: "takes a mark away with a version that a dead Restore has left at a backup",
+		edits: []edit{{"slab.(*slabCopies).above", `for k := range c.reg.N {`, `for k := range 1 {`}},
+		runs:  []run{tests("slab", "^(TestRestoredVersionIsUsedUp|TestMarkOfAReconcileIsAboveAllImages)$")},
 	},
 	{
-		name: "restored version given again behind a reconcile", what: "leaves no number of a Restore that an epoch has ended",
-		edits: []edit{{"slab.(*Lane).burnFor", `best.State() == proto.StateFree`, `best.State() != proto.StateLive`}},
-		runs:  []run{tests("slab", "^TestRestoredVersionIsUsedUp$")},
+		name: "one version restored and given up", what: "restores under a version that a dead FreeBad may have shown as FREE",
+		edits: []edit{{"slab.(*Lane).unmark", `odd != (to == proto.StateLive)`, `odd && false`}},
+		runs:  []run{tests("slab", "^TestDeadFreeSharesNoVersion$")},
+	},
+	{
+		name: "one version freed and marked", what: "marks a SINGLE slab under a version that a dead Free may have shown, where words are open",
+		edits: []edit{{"slab.nextMark", `a.v.Version() + 2`, `a.v.Version() + 1`}},
+		runs:  []run{tests("slab", "^TestDeadFreeSharesNoVersion$")},
+	},
+	{
+		name: "mark taken away under another V", what: "begins to take a mark away that a replica does not have",
+		edits: []edit{{"slab.(*Lane).unmark", `if c.v[i] != a.v && !a.reg.Rebuilding[i] {`, `if false {`}},
+		runs:  []run{tests("slab", "^TestMarkWithADamagedV$")},
+	},
+	{
+		name: "damaged V says the mark is gone", what: "takes a V of the primary that is no V for another state",
+		edits: []edit{{"slab.(*Lane).judge", `a.marked != 0 && !a.v.Valid()`, `false`}},
+		runs:  []run{tests("slab", "^TestMarkWithADamagedV$")},
+	},
+	{
+		name: "mark of a reconcile is a reference", what: "gives a mark the version of the image that was lost, which may be the object's born version",
+		edits: []edit{{"slab.(*slabCopies).choose", `max(k, top.Version())`, `min(k, top.Version())`}},
+		runs:  []run{tests("slab", "^TestMarkOfAReconcileIsNoReference$")},
+	},
+	{
+		name: "shadow looked at once", what: "gives an object up because of a READ of its shadow that another one does not bring again",
+		edits: []edit{{"slab.(*Lane).hasWhole", `if !bytes.Equal(img[:n], img[n:]) {`, `if false {`}},
+		runs:  []run{tests("slab", "^TestShadowIsReadAgain$")},
+	},
+	{
+		name: "L leads nowhere from a shadow that is not whole", what: "writes L although the shadow, to which it leads, may be whole when it is READ again",
+		edits: []edit{{"slab.(*Lane).rollForward", `if from == proto.FromShadow {`, `if false {`}},
+		runs:  []run{tests("slab", "^TestShadowIsReadAgain$")},
+	},
+	{
+		name: "home left damaged beside its record", what: "takes home for whole that an earlier look has made from the record",
+		edits: []edit{{"slab.(*Lane).look", `l.rollForward(a, a.state == imageLive)`, `l.rollForward(a, false)`}},
+		runs:  []run{tests("slab", "^TestHomeIsWrittenFromTheRecord$")},
+	},
+	{
+		name: "restore leaves L", what: "restores an object whose L is damaged, and leaves it so",
+		edits: []edit{{"slab.(*Lane).restoreHeld", `if a.slab.Kind == proto.Staged {`, `if false {`}},
+		runs:  []run{tests("slab", "^TestRestoreMendsL$")},
+	},
+	{
+		name: "chunk restored", what: "gives a chunk of a large object a payload of a user",
+		edits: []edit{{"slab.(*slabCopies).wasChunk", `c.slab.Kind != proto.Single`, `true`}},
+		runs:  []run{tests("slab", "^TestChunkIsNotRestored$")},
 	},
 	{
 		name: "repair writes behind its release", what: "repeats the WRITE of an image when the slab has been released, and may be another object's",

@@ -84,7 +84,7 @@ var stagedMutants = []mutant{
 	},
 	{
 		name: "taker leaves a version before home is whole", what: "takes L from the only whole copy of a committed image",
-		edits: []edit{{"slab.(*Lane).rollForward", `if from == proto.FromRecord || from == proto.FromHome && a.reg.N > 1 {`, `if err := l.leave(a, nextVersion(a), 1); err != nil {
+		edits: []edit{{"slab.(*Lane).rollForward", `if composed || from == proto.FromRecord || from == proto.FromHome && a.reg.N > 1 {`, `if err := l.leave(a, nextVersion(a), 1); err != nil {
 		return err
 	}
 	if from == proto.FromRecord || from == proto.FromHome && a.reg.N > 1 {`}},
