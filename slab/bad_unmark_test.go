@@ -269,3 +269,18 @@ func TestHomeIsWrittenFromTheRecord(t *testing.T) {
 	})
 	require.ErrorIs(t, err, slab.ErrConflict)
 }
+
+// A primary that has been replaced does not know the blocks that were formatted since. A session whose lease is over says nothing of what it READs there.
+func TestNoReferenceIsBadWithoutALease(t *testing.T) {
+	w := &badWorld{World: slabtest.New(t, 1)}
+	ref := w.object(t, w.lane(1))
+	block, _ := w.Geometry.BlockOf(uint64(ref.Addr.Off()))
+	proto.PutWord(w.Nodes[0].Memory.Bytes(), int(w.Geometry.HeaderOff(block)), 0) // FREE
+	o := w.lane(2)
+	_, _, err := o.Lane.Read(ref, nil)
+	require.ErrorIs(t, err, slab.ErrBadRef)
+	o.Lease.Store(false)
+	_, _, err = o.Lane.Read(ref, nil)
+	require.ErrorIs(t, err, slab.ErrLease)
+	require.NotErrorIs(t, err, slab.ErrBadRef)
+}

@@ -67,13 +67,13 @@ func (l *Lane) locate(reg *Region, ref proto.Ref) (proto.Slab, error) {
 		}
 		if h != 0 && h.Generation() == gen && h.State().Open() {
 			if _, ok := reg.Geometry.SlabIndex(off, h.Class()); !ok {
-				return proto.Slab{}, fmt.Errorf("%w: %v is not on a boundary of its %d-byte slabs", ErrBadRef, ref, h.Class().Bytes())
+				return proto.Slab{}, l.answer(fmt.Errorf("%w: %v is not on a boundary of its %d-byte slabs", ErrBadRef, ref, h.Class().Bytes()))
 			}
 			return proto.Slab{Off: off, Class: h.Class(), Kind: h.Kind()}, nil
 		}
 		if i == maxHeaderReads {
 			// The block is older than the ref, or not open: no such object was ever here.
-			return proto.Slab{}, fmt.Errorf("%w: %v points into a block that is %v", ErrBadRef, ref, h)
+			return proto.Slab{}, l.answer(fmt.Errorf("%w: %v points into a block that is %v", ErrBadRef, ref, h))
 		}
 		var err error
 		if h, err = l.readHeader(reg, block); err != nil {

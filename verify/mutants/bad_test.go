@@ -131,6 +131,11 @@ var badMutants = []mutant{
 		runs:  []run{tests("slab", "^TestChunkIsNotRestored$")},
 	},
 	{
+		name: "bad reference without a lease", what: "says of a reference that it names nothing, by a READ of a primary that may have been replaced",
+		edits: []edit{{"slab.(*Lane).locate", `l.answer(fmt.Errorf("%w: %v points into a block that is %v", ErrBadRef, ref, h))`, `fmt.Errorf("%w: %v points into a block that is %v", ErrBadRef, ref, h)`}},
+		runs:  []run{tests("slab", "^TestNoReferenceIsBadWithoutALease$")},
+	},
+	{
 		name: "repair writes behind its release", what: "repeats the WRITE of an image when the slab has been released, and may be another object's",
 		edits: []edit{{"slab.(*Lane).rewrite", `writeImage(l.round.Chain(a.reg.P()), &a.object, a.v, img) })`, `
 		c := l.round.Chain(a.reg.P())
