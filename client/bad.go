@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/quarrystore/quarry/alloc"
 	"github.com/quarrystore/quarry/proto"
 )
 
@@ -38,7 +39,7 @@ func (c *Client) MarkBad(ctx context.Context, addr proto.Addr) (mark Ref, err er
 }
 
 // FreeBad gives up the object of a slab that is marked BAD: its references are those of a freed object from then on, and the slab is used again. mark is the
-// reference of the mark; ErrFreed if the slab does not have it any more. Chunks of a large object stay, and fsck finds them.
+// reference of the mark; ErrFreed if the slab does not have it any more, ErrCorrupt if V of a replica is damaged, so that it cannot be known: fsck repairs that. Chunks of a large object stay, and fsck finds them.
 func (c *Client) FreeBad(ctx context.Context, mark Ref) error {
 	err := c.onLane(ctx, KindFree, func(l *lane) error {
 		if err := l.alloc.FreeBad(mark); err != nil {
@@ -52,22 +53,53 @@ func (c *Client) FreeBad(ctx context.Context, mark Ref) error {
 
 // Restore gives an object that is lost a payload again, from a copy that the caller has, and a tag. The object keeps its reference, ref. mark is the reference of the
 // mark that its slab has; ErrFreed if the slab does not have it any more. The caller vouches that ref is of the object that was marked: the slab
-// does not tell, and a reference of an object that was freed before would bring that one back.
+// does not tell, and a reference of an object that was freed before would bring that one back. An object that is written once keeps that: the caller vouches for
+// its payload too.
 //
-// The payload has to fit into the slab: ErrTooLarge. Objects that are written once, chunks of large ones, and objects in STAGED slabs are not
-// restored: ErrImmutable. Make a new object, and give the lost one up by FreeBad.
+// A payload that does not fit into the slab is written to new chunks, and the slab gets their index: ErrTooLarge if that does not fit either, as in Write. Chunks that the object had
+// before stay, and fsck finds them when no slab is marked any more.
+//
+// ErrCorrupt: V of a replica is damaged; nothing was done, and fsck repairs it. ErrImmutable: the slab had a chunk of a large object. Write that object anew, which gives it other chunks, and
+// give the lost one up by FreeBad.
 func (c *Client) Restore(ctx context.Context, mark, ref Ref, payload []byte, tag uint32) error {
 	switch {
 	case mark.Addr != ref.Addr || mark.Incarnation.Generation() != ref.Incarnation.Generation():
 		return fmt.Errorf("%w: %v is not in the slab of the mark %v", ErrArgument, ref, mark)
 	case tag > proto.MaxUserTag:
 		return fmt.Errorf("%w: tag %d: want at most %d", ErrArgument, tag, proto.MaxUserTag)
+	case len(payload) > MaxObjectBytes:
+		return fmt.Errorf("%w: %d bytes, an object holds at most %d", ErrTooLarge, len(payload), MaxObjectBytes)
 	}
-	err := c.onLane(ctx, KindUpdate, func(l *lane) error {
-		_, err := l.slab.Restore(ref, mark.Incarnation.Born(), payload, tag)
-		return err
-	})
+	err := c.onLane(ctx, KindUpdate, func(l *lane) error { return l.restoreObject(mark, ref, payload, tag) })
 	return c.unlisted(ctx, mark, err)
+}
+
+// restoreObject is Restore on a lane. A payload that does not fit into the slab is refused by the slab, when it is known to have the mark.
+func (l *lane) restoreObject(mark, ref Ref, payload []byte, tag uint32) error {
+	k := mark.Incarnation.Born()
+	_, err := l.slab.Restore(ref, k, payload, tag)
+	if !errors.Is(err, ErrTooLarge) {
+		return err
+	}
+	reg, err := l.Region(ref.Addr.Region())
+	if err != nil {
+		return err
+	}
+	room, err := l.slab.Room(ref)
+	if err != nil {
+		return err
+	}
+	if need := indexRoom(len(payload), l.chunkBytes()); need > room {
+		return fmt.Errorf("%w: %d bytes need an index of %d, this slab has room for %d", ErrTooLarge, len(payload), need, room)
+	}
+	x, err := l.writeChunks(payload, alloc.Home{Replicas: reg.Replicas(), Durable: reg.Durable})
+	if err != nil {
+		return err
+	}
+	if _, err = l.slab.Restore(ref, k, x.encode(), tag|proto.TagIndex); err != nil && !errors.Is(err, ErrUnknown) {
+		l.freeChunks(x.chunks)
+	}
+	return err
 }
 
 // ListBad lists a mark among the names, if it is not listed.

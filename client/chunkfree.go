@@ -69,7 +69,7 @@ func (c *Client) freeDeferred(ctx context.Context) (none bool) {
 			break
 		}
 		err := c.Free(ctx, ref)
-		if err == nil || errors.Is(err, ErrFreed) || errors.Is(err, ErrNoRegion) || errors.Is(err, ErrBadRef) {
+		if err == nil || errors.Is(err, ErrFreed) || errors.Is(err, ErrNoRegion) || errors.Is(err, ErrBadRef) || errors.Is(err, ErrBad) {
 			freed[ref] = true
 		}
 	}

@@ -248,11 +248,11 @@ func (l *lane) writeChunks(payload []byte, h alloc.Home) (index, error) {
 }
 
 // freeChunks frees chunks that no committed index names. Those that this call has no time to
-// free are freed by the Client later.
+// free are freed by the Client later. One that is marked BAD stays so until its mark is discarded.
 func (l *lane) freeChunks(chunks []Ref) {
 	l.extendForCleanup()
 	for i, r := range chunks {
-		if _, _, err := l.alloc.Free(r); err != nil && !errors.Is(err, ErrFreed) {
+		if _, _, err := l.alloc.Free(r); err != nil && !errors.Is(err, ErrFreed) && !errors.Is(err, ErrBad) {
 			l.session.client.deferFrees(chunks[i:])
 			break
 		}

@@ -115,6 +115,9 @@ func (c *check) conclude(w *work, s *look, v verdict) {
 	}
 	f.block, f.inBlock = w.g.BlockOf(s.slab.Off)
 	c.report.add(f)
+	if v.beside != nil {
+		c.conclude(w, s, *v.beside)
+	}
 }
 
 // refOf is the reference of the object in a slab, from any replica that has the
@@ -169,9 +172,10 @@ func (s *look) open() bool {
 // verdict on a slab; what is "" if all is right.
 type verdict struct {
 	kind    Kind
-	what    string // for people
-	node    int    // index of the replica; below 0: the region
-	pending bool   // no fault while a client that is alive may be about to mend it
+	what    string   // for people
+	node    int      // index of the replica; below 0: the region
+	pending bool     // no fault while a client that is alive may be about to mend it
+	beside  *verdict // another fault of the same slab
 }
 
 // taken is the bit of slab i in a map.
@@ -190,7 +194,11 @@ func (c *check) judge(w *work, s *look) verdict {
 	case r == 0 && s.open():
 		return verdict{kind: KindWord, what: fmt.Sprintf("%v is open, and unreserved", v)}
 	case v.State() == proto.StateBad:
-		return verdict{kind: KindBad, what: fmt.Sprintf("no replica had a whole image: the object is lost; restore it, or give it up, by its mark %v", s.mark(w))}
+		bad := verdict{kind: KindBad, what: fmt.Sprintf("no replica had a whole image: the object is lost; restore it, or give it up, by its mark %v", s.mark(w))}
+		if other := c.judgeBackups(w, s, v, nil, r != 0); other.what != "" {
+			bad.beside = &other // the mark is not taken away before they are alike
+		}
+		return bad
 	case v.State() == proto.StateFree && r == 0 && s.taken:
 		return verdict{kind: KindLeak, what: fmt.Sprintf("taken in the map, %v and unreserved", v), pending: c.o.Writers()}
 	case !s.taken && (v.State() == proto.StateLive || r != 0 && !s.staging(w)):
