@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/quarrystore/quarry/alloc"
 	"github.com/quarrystore/quarry/proto"
@@ -135,4 +136,43 @@ func (c *Client) unlisted(ctx context.Context, mark Ref, err error) error {
 		return fmt.Errorf("done, and the name %q stays: %w", badName(mark.Addr), lerr)
 	}
 	return err
+}
+
+// unlistPatience is how long UnlistBad waits for a region.
+const unlistPatience = 5 * time.Second
+
+// UnlistBad takes those marks from the list that are not on their slabs any more, or whose regions are gone, and returns their names. Names of marks that cannot be looked
+// at stay, and err is of the first of them.
+func (c *Client) UnlistBad(ctx context.Context) (gone []Name, err error) {
+	skip := map[uint32]bool{} // regions that cannot be looked at
+	lerr := c.Names().List(ctx, BadPrefix, BadKind, func(n Name) error {
+		region := n.Ref.Addr.Region()
+		if n.Name != badName(n.Ref.Addr) || skip[region] {
+			return nil // a name that a user has given
+		}
+		has := false
+		lctx, cancel := context.WithTimeout(ctx, unlistPatience)
+		defer cancel()
+		one := c.onLane(lctx, KindRead, func(l *lane) (err error) {
+			has, err = l.slab.HasMark(n.Ref)
+			return err
+		})
+		if errors.Is(one, ErrNoRegion) {
+			one, has = nil, false
+		}
+		if one == nil && !has {
+			if one = c.Names().Delete(ctx, n.Name, n.Revision); one == nil {
+				gone = append(gone, n)
+			}
+			if errors.Is(one, ErrConflict) || errors.Is(one, ErrNoName) {
+				one = nil // somebody else has seen to it
+			}
+		}
+		if one != nil {
+			skip[region] = skip[region] || !errors.Is(one, ErrCorrupt)
+			err = errors.Join(err, fmt.Errorf("%q: %w", n.Name, one))
+		}
+		return ctx.Err()
+	})
+	return gone, errors.Join(err, lerr)
 }

@@ -85,7 +85,18 @@ func TestMarkWithAnotherVAtTheBackup(t *testing.T) {
 		require.Len(t, found, 1)
 		require.Equal(t, mark, found[0].Mark)
 	}
-	b.with(func(c *client.Client) { require.NoError(t, c.FreeBad(ctx, mark)) })
+	b.with(func(c *client.Client) {
+		unlisted := func(want int) {
+			gone, err := c.UnlistBad(ctx)
+			require.NoError(t, err)
+			require.Len(t, gone, want)
+		}
+		unlisted(0)
+		require.NoError(t, c.FreeBad(ctx, mark))
+		unlisted(0)
+		require.NoError(t, c.ListBad(ctx, mark), "as if the name could not be deleted")
+		unlisted(1)
+	})
 	require.Empty(t, b.check())
 }
 

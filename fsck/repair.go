@@ -18,6 +18,7 @@ type Repaired struct {
 	Words   int `json:"words"`   // of maps and reservations, set right
 	Chunks  int `json:"chunks"`  // that no object named, freed
 	Marked  int `json:"marked"`  // objects that are lost: their slabs have been marked BAD
+	Names   int `json:"names"`   // of marks that were not there any more, deleted
 	// Left are findings that nothing can be done about, with the reason.
 	Left []string `json:"left"`
 }
@@ -29,6 +30,7 @@ func (r *Repaired) Add(o *Repaired) {
 	r.Words += o.Words
 	r.Chunks += o.Chunks
 	r.Marked += o.Marked
+	r.Names += o.Names
 	r.Left = append(r.Left, o.Left...)
 }
 

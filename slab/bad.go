@@ -251,6 +251,40 @@ func (l *Lane) hasWhole(a *attempt, c *slabCopies, k int) (bool, error) {
 	return false, nil
 }
 
+// HasMark says whether a slab has a mark. One round, or two. false: it has it no more, and never will again.
+//
+// ErrCorrupt: V is damaged. ErrNoRegion: its region is gone, and the mark with it.
+func (l *Lane) HasMark(mark proto.Ref) (has bool, err error) {
+	err = l.repeatRepair(mark, func(proto.Ref) error {
+		reg, s, h, err := l.slabAt(mark.Addr)
+		switch {
+		case errors.Is(err, ErrEpochOver):
+			return errAgain
+		case err == nil && h == 0 && !proto.Header(proto.Word(l.word, 0)).Valid():
+			return l.answer(fmt.Errorf("%w: header of the block of %v is %#x", ErrCorrupt, mark.Addr, proto.Word(l.word, 0)))
+		case errors.Is(err, ErrBadRef), err == nil && (h == 0 || h.Generation() != mark.Incarnation.Generation()):
+			return l.answer(nil) // its block was reclaimed
+		case err != nil:
+			return err
+		}
+		err = l.repeat(reg, func() { l.round.Chain(reg.P()).Read(s.VOff(), l.word[:8]) })
+		if errors.Is(err, ErrEpochOver) {
+			return errAgain
+		} else if err != nil {
+			return err
+		}
+		o := anyObject(reg, s, h.Generation())
+		v := proto.V(proto.Word(l.word, 0))
+		if !o.valid(v) {
+			return l.answer(fmt.Errorf("%w: V of %v is %#x at the primary", ErrCorrupt, mark.Addr, uint64(v)))
+		}
+		// Open, it may be put back to the mark.
+		has = v.IsOpen() || v == proto.MakeV(proto.StateBad, mark.Incarnation.Born())
+		return l.answer(nil)
+	})
+	return has, err
+}
+
 // FreeBad gives up the object of a slab that is marked. mark is the reference of the mark. Its map bit is to be cleared, as behind a Free.
 //
 // Linearizes at: the commit. ErrFreed: the slab has no mark of that version any more. ErrCorrupt: V of a replica is damaged; nothing was done, and the

@@ -40,7 +40,14 @@ func TestMarkWithADamagedV(t *testing.T) {
 				mem := w.Nodes[replica].Memory.Bytes()
 				was := proto.Word(mem, at)
 				proto.PutWord(mem, at, uint64(v))
-				_, err := p.Lane.FreeBad(mark)
+				has, err := p.Lane.HasMark(mark)
+				if replica == 0 {
+					require.ErrorIs(t, err, slab.ErrCorrupt)
+				} else {
+					require.NoError(t, err)
+					require.True(t, has)
+				}
+				_, err = p.Lane.FreeBad(mark)
 				require.ErrorIs(t, err, slab.ErrCorrupt)
 				require.NotErrorIs(t, err, slab.ErrUnknown)
 				_, err = p.Lane.Restore(ref, k, []byte("x"), 0)
@@ -62,6 +69,9 @@ func TestMarkWithADamagedV(t *testing.T) {
 			}
 			_, err := p.Lane.Restore(ref, k, []byte("x"), 0)
 			require.NoError(t, err)
+			has, err := p.Lane.HasMark(mark)
+			require.NoError(t, err)
+			require.False(t, has)
 		}
 	})
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/fsck"
@@ -46,6 +48,17 @@ func (f *fsckCmd) Run(ctx context.Context, a *app) error {
 		}
 		if len(rep.Findings)+rep.More >= left {
 			break // nothing more can be done
+		}
+	}
+	if f.Repair && len(f.Region) == 0 {
+		done, err := f.unlist(ctx, a)
+		if err != nil {
+			return err
+		}
+		if view.Repaired == nil && done.Names+len(done.Left) > 0 {
+			view.Repaired = done
+		} else if view.Repaired != nil {
+			view.Repaired.Add(done)
 		}
 	}
 	view.Report = rep
@@ -131,6 +144,30 @@ func (f *fsckCmd) repair(ctx context.Context, a *app, rep *fsck.Report) (*fsck.R
 	return all, nil
 }
 
+// unlist deletes the names of marks that are not there any more, such as those of a region that was removed, in all tenants.
+func (f *fsckCmd) unlist(ctx context.Context, a *app) (*fsck.Repaired, error) {
+	names, err := a.tenants(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := &fsck.Repaired{Left: []string{}}
+	for _, tenant := range slices.Sorted(maps.Values(names)) {
+		c, err := a.connectIn(ctx, tenant, readOnly)
+		if err != nil {
+			return nil, fmt.Errorf("tenant %s: %w", tenant, err)
+		}
+		gone, err := c.UnlistBad(ctx)
+		all.Names += len(gone)
+		if err != nil {
+			all.Left = append(all.Left, fmt.Sprintf("names of marks in tenant %s: %v", tenant, err))
+		}
+		if err := c.Close(); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
 // fsckView is the report, with the trees of the placement library.
 type fsckView struct {
 	*fsck.Report
@@ -163,7 +200,7 @@ func (v fsckView) print(w io.Writer) {
 		}
 	}
 	if r := v.Repaired; r != nil {
-		fmt.Fprintf(w, "repaired: %d objects, %d free slabs, %d words of maps and reservations, %d chunks freed, %d lost objects marked BAD\n", r.Objects, r.Slabs, r.Words, r.Chunks, r.Marked)
+		fmt.Fprintf(w, "repaired: %d objects, %d free slabs, %d words of maps and reservations, %d chunks freed, %d lost objects marked BAD, %d names of marks deleted\n", r.Objects, r.Slabs, r.Words, r.Chunks, r.Marked, r.Names)
 		for _, l := range r.Left {
 			fmt.Fprintln(w, "left as it is:", l)
 		}

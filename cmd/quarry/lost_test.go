@@ -32,6 +32,12 @@ func TestLostForGood(t *testing.T) {
 	refused("--lost confirms that the data is gone", "region", "remove", "1")
 	refused("quarry node remove node1 comes first", "node", "forget", "node1")
 
+	// A mark in the region, and a name that a user has given.
+	done("name", "set", "bad/1:0x00100000", "1:0x00100000/0.7", "--kind", "bad")
+	done("name", "set", "bad/mine", "1:0x00100000/0.7", "--kind", "bad")
+	refused("is of a mark, not of an object", "slab", "free", "@bad/1:0x00100000")
+	refused("is of a mark, not of an object", "slab", "write", "@bad/1:0x00100000", "--data", "x")
+
 	require.NoError(t, c.Nodes[0].Close())
 	require.Eventually(t, func() bool { return s.status() == "unavailable" }, patience, 20*time.Millisecond)
 	refused("region 1 is unavailable, not lost", "region", "remove", "1", "--lost")
@@ -44,4 +50,11 @@ func TestLostForGood(t *testing.T) {
 	done("node", "forget", "node1")
 	require.Empty(t, c.Table().Nodes)
 	require.Empty(t, c.Table().Regions)
+	out, err := s.command("fsck", "--repair")
+	require.NoError(t, err)
+	require.Contains(t, out, "1 names of marks deleted")
+	out, err = s.command("name", "list", "--kind", "bad")
+	require.NoError(t, err)
+	require.Contains(t, out, "bad/mine")
+	require.NotContains(t, out, "bad/1:0x00100000")
 }

@@ -65,6 +65,9 @@ type target string
 func (t target) ref(ctx context.Context, c *client.Client) (client.Ref, error) {
 	if name, ok := strings.CutPrefix(string(t), "@"); ok {
 		n, err := c.Names().Lookup(ctx, name)
+		if err == nil && n.Kind == client.BadKind {
+			return client.Ref{}, usagef("the name %q is of a mark, not of an object: quarry slab restore, or quarry slab discard, takes it", name)
+		}
 		return n.Ref, err
 	}
 	return proto.ParseRef(string(t))
@@ -265,7 +268,22 @@ func (s *slabFreeCmd) Run(ctx context.Context, a *app) error {
 }
 
 // mark is the reference of a mark, as fsck --bad shows it, or @bad/ADDRESS.
-type mark = target
+type mark string
+
+func (m mark) ref(ctx context.Context, c *client.Client) (client.Ref, error) {
+	name, ok := strings.CutPrefix(string(m), "@")
+	if !ok {
+		return proto.ParseRef(string(m))
+	}
+	n, err := c.Names().Lookup(ctx, name)
+	if err == nil && n.Kind != client.BadKind {
+		return client.Ref{}, usagef("the name %q is not of a mark: want @bad/ADDRESS, or a mark as quarry fsck --bad shows it", name)
+	}
+	return n.Ref, err
+}
+
+// UnmarshalText is called by the parser.
+func (m *mark) UnmarshalText(b []byte) error { return (*target)(m).UnmarshalText(b) }
 
 type slabRestoreCmd struct {
 	Mark   mark   `arg:"" complete:"target" help:"Mark of the slab, as fsck --bad shows it, or @bad/ADDRESS."`
@@ -276,7 +294,7 @@ type slabRestoreCmd struct {
 
 // Help is shown by --help.
 func (*slabRestoreCmd) Help() string {
-	return "The payload comes from a copy that you have. The slab does not tell which object was lost: a reference of an object that was freed before would bring that one back. Objects that are written once, and those in staged slabs, are not restored: make a new one, and discard the mark."
+	return "The payload comes from a copy that you have. The slab does not tell which object was lost: a reference of an object that was freed before would bring that one back. A payload that does not fit into the slab makes the object a large one. A chunk of a large object is not restored: write that object anew (quarry slab write), and discard the mark."
 }
 
 func (s *slabRestoreCmd) Run(ctx context.Context, a *app) error {
