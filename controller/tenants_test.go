@@ -215,6 +215,28 @@ func TestNamesOfTenants(t *testing.T) {
 	refused(t, rpc.DeleteTenant, &quarrypb.DeleteTenantRequest{Name: "default", WithData: true}, connect.CodeInvalidArgument, "always there")
 }
 
+// Marks are counted in all tenants, also where there are more than one transaction asks for; other names are not.
+func TestMarksAreCounted(t *testing.T) {
+	_, etcd := store(t)
+	c, rpc := start(t, controller.Config{Etcd: etcd, Alone: true, LeaderTTL: time.Minute})
+	lead(t, c)
+	for i := range 120 {
+		do(t, rpc.CreateTenant, &quarrypb.CreateTenantRequest{Name: fmt.Sprint("t", i)})
+	}
+	for _, tenant := range []string{"", "t0", "t119"} {
+		for _, name := range []string{"bad", "badly", "bad/1:0x00100000", "bad/1:0x00200000"} {
+			do(t, in(c, tenant).CreateName, &quarrypb.CreateNameRequest{Name: goodName(name)})
+		}
+	}
+	n, err := c.Marks(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 6, n)
+	do(t, in(c, "t119").DeleteName, &quarrypb.DeleteNameRequest{Name: "bad/1:0x00100000"})
+	n, err = c.Marks(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 5, n)
+}
+
 // A name is made under a session of its own tenant alone: else a tool that frees what ended sessions of a tenant
 // have left would not find the name.
 func TestANameUnderASessionIsOfItsTenant(t *testing.T) {

@@ -98,6 +98,7 @@ var events = Dashboard{UID: "quarry-events", Title: "Quarry / Cluster events", R
 		{Title: "Changes of epoch", Type: Lines, Unit: "short", Help: "Each failover, rebuild and move raises an epoch.", Queries: []string{"region {{region}}: changes(max by (region) (quarry_region_epoch)[10m:15s])"}},
 		{Title: "Replicas by state", Type: Lines, Unit: "short", Queries: []string{"{{state}}: max by (state) (quarry_cluster_replicas)"}},
 		{Title: "Regions by state", Type: Lines, Unit: "short", Queries: []string{"{{state}}: max by (state) (quarry_cluster_regions)", "short of replicas: max(quarry_cluster_degraded_regions)"}},
+		{Title: "Objects lost", Type: Lines, Unit: "short", Help: "Marks that are listed, and what failovers have found; quarry fsck --bad.", Queries: []string{"listed marks: max(quarry_cluster_lost_objects)", `found by failovers: sum(increase(quarry_node_lost_objects_total{node=~"$node"}[$__rate_interval]))`}},
 		{Title: "Programs over regions: part done", Help: "Reconcile after a failover, copy to a rebuilding replica, scrub after a fence. At 1 while there are none.", Type: Lines, Unit: "percentunit", Queries: []string{": min(quarry_region_work_done_blocks / (quarry_region_work_blocks > 0)) or vector(1)"}},
 		{Title: "Nodes by state", Type: Lines, Unit: "short", Queries: []string{"{{state}}: max by (state) (quarry_cluster_nodes)"}},
 		{Title: "Nodes that reach a controller", Type: Lines, Unit: "short", Queries: []string{"{{node}}: quarry_node_controller_reachable"}},

@@ -61,6 +61,7 @@ var (
 	workDone      = TableGroup.Gauge("quarry_region_work_done_blocks", "Blocks that it has looked at.", "region", "work", "node").Rarely()
 	tenantUsed    = TableGroup.Gauge("quarry_tenant_used", "What a tenant uses of each resource that can have a quota: bytes (of its regions, once for each replica), sessions, lanes. At most 128 tenants have metrics.", "tenant", "resource")
 	tenantQuota   = TableGroup.Gauge("quarry_tenant_quota", "The tenant's quota of the resource. There is none without a quota.", "tenant", "resource").Rarely()
+	lostObjects   = TableGroup.Gauge("quarry_cluster_lost_objects", "Marks of objects that are lost: names that begin with bad/, of all tenants. A mark that a failover has made is among them once `quarry fsck --repair` has listed it; see quarry_node_lost_objects_total. Absent while etcd does not answer.")
 	unlisted      = TableGroup.Gauge("quarry_cluster_unlisted_regions", "Regions beyond the 512 that have metrics of their own.")
 )
 
@@ -123,6 +124,9 @@ func (x *Controller) Collect(ch chan<- prometheus.Metric) {
 	}
 	if s.Status != nil {
 		table(ch, s.Status)
+		if n, err := x.c.Marks(ctx); err == nil {
+			ch <- lostObjects.Value(float64(n))
+		}
 	}
 }
 
