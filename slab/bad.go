@@ -89,10 +89,10 @@ func (l *Lane) markOnce(addr proto.Addr) (proto.Ref, error) {
 	if err := l.holdAny(&a); err != nil {
 		return proto.Ref{}, err
 	}
-	lost, err := l.isLost(&a, h.Generation())
+	lost, above, err := l.isLost(&a, h.Generation())
 	next := uint64(0)
 	if err == nil && lost {
-		if next = nextMark(&a); next > proto.MaxVersion-maxSpare {
+		if next = nextMark(&a, above); next > proto.MaxVersion-maxSpare {
 			err = fmt.Errorf("%w: %v", ErrVersions, addr)
 		}
 	}
@@ -109,19 +109,16 @@ func (l *Lane) markOnce(addr proto.Addr) (proto.Ref, error) {
 	return markOf(&a.object, h.Generation(), a.next), a.answer()
 }
 
-// nextMark is the version of a mark. A birth behind FreeBad writes the place of a pair where an image that a dead writer left may stand: the mark is
-// above that image.
+// nextMark is the version of a mark: above that of any image, record or V. So no object is born at it (B6), no image has it, which a program of an earlier version would
+// take for the object's, and a birth behind FreeBad has another version than an image that a dead writer has left in its place.
 //
 // Where words are open a Free that died may have shown FREE@n+1 to readers, and a SINGLE slab has no place in which its takeover leaves that version: the
 // mark is above it.
-func nextMark(a *attempt) uint64 {
-	switch {
-	case a.slab.Kind == proto.Pair:
-		return nextVersion(a)
-	case a.slab.Kind == proto.Single && a.opens():
-		return a.v.Version() + 2
+func nextMark(a *attempt, above uint64) uint64 {
+	if a.slab.Kind == proto.Single && a.opens() {
+		above = max(above, a.v.Version()+1)
 	}
-	return nextTombstone(a)
+	return above + 1
 }
 
 // holdAny reserves a slab whatever is in it, and waits for a holder, or takes over from one that is fenced. nil: the attempt
@@ -151,41 +148,41 @@ func (l *Lane) holdAny(a *attempt) error {
 }
 
 // isLost says whether the object in a slab that the attempt holds is lost (B1). false and nil: the slab is marked already. An error
-// other than errAgain says why it is not lost; on errAgain nothing is held.
-func (l *Lane) isLost(a *attempt, generation uint32) (bool, error) {
+// other than errAgain says why it is not lost; on errAgain nothing is held. above is the largest version that any replica shows (B6).
+func (l *Lane) isLost(a *attempt, generation uint32) (lost bool, above uint64, err error) {
 	switch {
 	case !a.v.Valid():
-		return false, fmt.Errorf("%w: V of %v is %#x at the primary", ErrCorrupt, a.ref.Addr, uint64(a.v))
+		return false, 0, fmt.Errorf("%w: V of %v is %#x at the primary", ErrCorrupt, a.ref.Addr, uint64(a.v))
 	case a.v.State() == proto.StateFree:
-		return false, ErrFreed
+		return false, 0, ErrFreed
 	case a.v.State() == proto.StateBad:
-		return false, l.answer(nil)
+		return false, 0, l.answer(nil)
 	}
 	for i := range a.reg.N {
 		if a.reg.Rebuilding[i] {
-			return false, fmt.Errorf("%w: %v: replica %d of region %d is being rebuilt", ErrBusy, a.ref.Addr, i, a.reg.ID)
+			return false, 0, fmt.Errorf("%w: %v: replica %d of region %d is being rebuilt", ErrBusy, a.ref.Addr, i, a.reg.ID)
 		}
 	}
 	size := a.slab.Class.Bytes()
 	first, err1 := l.buffer(&l.batch.slabs, a.reg.N*size)
 	second, err2 := l.buffer(&l.batch.imgs, a.reg.N*size)
 	if err := errors.Join(err1, err2); err != nil {
-		return false, err
+		return false, 0, err
 	}
 	block, _ := a.reg.Geometry.BlockOf(a.slab.Off)
 	for _, buf := range [][]byte{first, second} {
-		err := l.repeatHeld(a, func() {
+		err = l.repeatHeld(a, func() {
 			for i := range a.reg.N {
 				l.round.Chain(a.reg.To[i]).Read(a.reg.Geometry.HeaderOff(block), l.words[i])
 			}
 		})
 		if err != nil {
-			return false, err
+			return false, 0, err
 		}
 		for i := range a.reg.N {
 			h := proto.Header(proto.Word(l.words[i], 0))
 			if !h.Valid() || !h.State().Open() || h.Generation() != generation || h.Class() != a.slab.Class || h.Kind() != a.slab.Kind {
-				return false, fmt.Errorf("%w: header of the block of %v is %v at replica %d", ErrCorrupt, a.ref.Addr, h, i)
+				return false, 0, fmt.Errorf("%w: header of the block of %v is %v at replica %d", ErrCorrupt, a.ref.Addr, h, i)
 			}
 		}
 		err = l.repeatHeld(a, func() {
@@ -194,28 +191,28 @@ func (l *Lane) isLost(a *attempt, generation uint32) (bool, error) {
 			}
 		})
 		if err != nil {
-			return false, err
+			return false, 0, err
 		}
 	}
 	if !bytes.Equal(first, second) {
-		return false, errUnlike(a)
+		return false, 0, errUnlike(a)
 	}
 	c := copiesOf(a.reg, a.slab, generation, first, size, 0)
 	for k := range a.reg.N {
 		if c.v[k] != a.v {
-			return false, fmt.Errorf("%w: V of %v is %v at replica %d, the primary has %v", ErrCorrupt, a.ref.Addr, c.v[k], k, a.v)
+			return false, 0, fmt.Errorf("%w: V of %v is %v at replica %d, the primary has %v", ErrCorrupt, a.ref.Addr, c.v[k], k, a.v)
 		}
 	}
 	for k := range a.reg.N {
 		whole, err := l.hasWhole(a, &c, k)
 		if err != nil {
-			return false, err
+			return false, 0, err
 		}
 		if whole {
-			return false, fmt.Errorf("%w: %v at replica %d", ErrWhole, a.ref.Addr, k)
+			return false, 0, fmt.Errorf("%w: %v at replica %d", ErrWhole, a.ref.Addr, k)
 		}
 	}
-	return true, l.answer(nil) // all READs were within the lease
+	return true, c.above(a.v.Version()), l.answer(nil) // all READs were within the lease
 }
 
 // errUnlike: nothing is given up by bytes that another READ does not bring.

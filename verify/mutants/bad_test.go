@@ -27,12 +27,12 @@ var badMutants = []mutant{
 	},
 	{
 		name: "mark under the lost version", what: "makes LIVE@n BAD@n",
-		edits: []edit{{"slab.(*Lane).markOnce", `next = nextMark(&a)`, `next = a.v.Version()`}},
+		edits: []edit{{"slab.(*Lane).markOnce", `next = nextMark(&a, above)`, `next = a.v.Version()`}},
 		runs:  []run{schedules(lost, 3000)},
 	},
 	{
 		name: "mark below a dead image", what: "gives a mark the version behind V, whatever image stands in the other place",
-		edits: []edit{{"slab.nextMark", `case a.slab.Kind == proto.Pair:`, `case false:`}},
+		edits: []edit{{"slab.nextMark", `return above + 1`, `return a.v.Version() + 1`}},
 		runs:  []run{tests("slab", "^TestBirthBehindAMarkAndADeadImage$")},
 	},
 	{
@@ -52,7 +52,7 @@ var badMutants = []mutant{
 	},
 	{
 		name: "mark without a lease", what: "marks by READs that may have been of a primary that was replaced",
-		edits: []edit{{"slab.(*Lane).isLost", `return true, l.answer(nil)`, `return true, nil`}},
+		edits: []edit{{"slab.(*Lane).isLost", `return true, c.above(a.v.Version()), l.answer(nil)`, `return true, c.above(a.v.Version()), nil`}},
 		runs:  []run{tests("slab", "^TestWhatIsNotLostIsNotMarked$")},
 	},
 	{
@@ -87,7 +87,7 @@ var badMutants = []mutant{
 	},
 	{
 		name: "one version freed and marked", what: "marks a SINGLE slab under a version that a dead Free may have shown, where words are open",
-		edits: []edit{{"slab.nextMark", `a.v.Version() + 2`, `a.v.Version() + 1`}},
+		edits: []edit{{"slab.nextMark", `max(above, a.v.Version()+1)`, `above`}},
 		runs:  []run{tests("slab", "^TestDeadFreeSharesNoVersion$")},
 	},
 	{
