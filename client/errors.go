@@ -22,7 +22,7 @@ var (
 	ErrNoRegion = slab.ErrNoRegion
 	// ErrTenant: the Ref names an object of another tenant.
 	ErrTenant = errors.New("the object belongs to another tenant")
-	// ErrImmutable: the object was allocated with AllocOptions.WriteOnce.
+	// ErrImmutable: the object was allocated with AllocOptions.WriteOnce. From Restore: it was a chunk of a large object.
 	ErrImmutable = slab.ErrImmutable
 	// ErrConflict: the object or name is not at the version that the caller named.
 	ErrConflict = slab.ErrConflict

@@ -21,9 +21,9 @@ import (
 // Invariants:
 //
 //   - B1. A session commits BAD only if it holds R, and has found under it that V and the header of the block are the same at all
-//     replicas, that all of them are in sync, and that none has a whole image of V. It READs every replica twice, and does not go by bytes that differ: a
+//     replicas, that all of them are in sync, and that none has a whole image of V. It READs every replica twice, and every shadow, and does not go by bytes that differ: a
 //     fault between the memory and this session must not give an object up.
-//   - B2. BAD@k names no image. No reader, repair or copier takes one in its place: an image of version k may be that of a
+//   - B2. BAD@k names no image. No reader, repair or copier takes one in its place: with a mark of an earlier build an image of version k may be that of a
 //     writer which died.
 //   - B3. BAD@k leaves to a version above k alone, by FreeBad, Restore and Reconcile (which has a later version, or none that is
 //     whole). So versions order a mark among the other states of the slab, at replicas and in sessions.
