@@ -27,7 +27,7 @@ var badMutants = []mutant{
 	},
 	{
 		name: "mark under the lost version", what: "makes LIVE@n BAD@n",
-		edits: []edit{{"slab.(*Lane).markOnce", `next = nextMark(&a, above)`, `next = a.v.Version()`}},
+		edits: []edit{{"slab.(*Lane).markOnce", `next = nextMark(&a, above)`, `next = min(above, a.v.Version())`}},
 		runs:  []run{schedules(lost, 3000)},
 	},
 	{

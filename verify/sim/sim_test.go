@@ -140,7 +140,7 @@ func TestOpenTree(t *testing.T) {
 
 // TestBad: objects are lost, marked, given up and restored beside updates, frees and failovers. Hazards 114 to 116, 127, 130, 131.
 func TestBad(t *testing.T) {
-	for kind, schedules := range map[string]int{"bad": 3000, "badkept": 1500, "badopen": 3000, "badgrow": 500, "badonce": 500, "badstaged": 1500} {
+	for kind, schedules := range map[string]int{"bad": 2000, "badkept": 1200, "badopen": 2500, "badgrow": 300, "badonce": 300, "badstaged": 1200} {
 		t.Run(kind, func(t *testing.T) {
 			rep := passKind(t, kind, schedules)
 			require.NotZero(t, rep.Coverage.Marked)
