@@ -195,7 +195,7 @@ func (c *conn) Post(ch *rdma.Chain) {
 	s := &c.socket
 	s.out = h.append(s.out)
 	for i := range ch.Verbs {
-		s.out = appendVerb(s.out, &ch.Verbs[i])
+		s.out = host.AppendVerb(s.out, &ch.Verbs[i])
 	}
 	for i := range ch.Verbs {
 		switch v := &ch.Verbs[i]; {
@@ -243,7 +243,7 @@ func (c *conn) await(ch *rdma.Chain, seq uint32, deadline int64) error {
 			return err
 		}
 		if a.kind != kindChain || a.seq != seq || a.done < ch.Done || a.done > len(ch.Verbs) ||
-			a.results != resultBytes(ch.Verbs[ch.Done:a.done]) || a.last && a.code == 0 && a.done != len(ch.Verbs) {
+			a.results != host.ResultBytes(ch.Verbs[ch.Done:a.done]) || a.last && a.code == 0 && a.done != len(ch.Verbs) {
 			return errAnswer
 		}
 		for ; ch.Done < a.done; ch.Done++ {

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
 )
 
 const (
@@ -12,19 +13,15 @@ const (
 	kindOpen  = 2
 
 	headBytes   = 24
-	verbBytes   = 32
 	answerBytes = 16
 	farewellSeq = 1<<32 - 1
 
-	flagFence      = 1
-	flagPersistent = 2
-
 	// maxHead is the longest part of a frame that is read before any of it runs.
-	maxHead = headBytes + rdma.MaxChainVerbs*verbBytes
+	maxHead = headBytes + rdma.MaxChainVerbs*host.VerbBytes
 )
 
 var (
-	errFrame  = errors.New("malformed frame")
+	errFrame  = host.ErrForm
 	errAnswer = errors.New("malformed answer")
 )
 
@@ -69,75 +66,6 @@ func decodeHead(b []byte) (head, error) {
 	return h, errFrame
 }
 
-// appendVerb encodes a verb, without the bytes of a WRITE.
-func appendVerb(b []byte, v *rdma.Verb) []byte {
-	var flags byte
-	if v.Fence {
-		flags = flagFence
-	}
-	expect, length := v.Expect, uint32(len(v.Buf))
-	switch v.Op {
-	case rdma.Flush:
-		expect = v.Bytes
-		if v.Kind == rdma.Persistent {
-			flags |= flagPersistent
-		}
-		fallthrough
-	case rdma.CompareSwap, rdma.FetchAdd:
-		length = 0
-	case rdma.Verify:
-		length = uint32(v.Bytes)
-	}
-	b = append(b, byte(v.Op), flags, 0, 0)
-	b = binary.LittleEndian.AppendUint32(b, length)
-	b = binary.LittleEndian.AppendUint64(b, v.Off)
-	b = binary.LittleEndian.AppendUint64(b, expect)
-	return binary.LittleEndian.AppendUint64(b, v.New)
-}
-
-// decodeVerbs reads the verbs of a chain, and checks that their lengths agree with
-// the payload and the limits. Buf is not set yet: Bytes is the length of a READ or
-// WRITE too. results is what the answers to all of them take.
-func decodeVerbs(verbs []rdma.Verb, b []byte, payload uint32) (out []rdma.Verb, results int, err error) {
-	var reads, writes, words, verified uint64
-	for ; len(b) >= verbBytes; b = b[verbBytes:] {
-		v := rdma.Verb{
-			Op: rdma.Op(b[0]), Fence: b[1]&flagFence != 0, Off: binary.LittleEndian.Uint64(b[8:]),
-			Expect: binary.LittleEndian.Uint64(b[16:]), New: binary.LittleEndian.Uint64(b[24:]),
-		}
-		length := uint64(binary.LittleEndian.Uint32(b[4:]))
-		if b[1]&^(flagFence|flagPersistent) != 0 || b[2]|b[3] != 0 || length > rdma.MaxVerbBytes {
-			return verbs, 0, errFrame
-		}
-		switch v.Op {
-		case rdma.Read:
-			reads += length
-			v.Bytes = length
-		case rdma.Write:
-			writes += length
-			v.Bytes = length
-		case rdma.CompareSwap, rdma.FetchAdd:
-			words += 8
-		case rdma.Verify:
-			verified += length
-			v.Bytes = length
-			words += 8
-		case rdma.Flush:
-			v.Bytes, v.Expect = v.Expect, 0
-			if b[1]&flagPersistent != 0 {
-				v.Kind = rdma.Persistent
-			}
-		default:
-			return verbs, 0, errFrame
-		}
-		verbs = append(verbs, v)
-	}
-	if writes != uint64(payload) || reads+writes+verified > rdma.MaxChainBytes {
-		return verbs, 0, errFrame
-	}
-	return verbs, int(reads + words), nil
-}
-
 // answer is the start of an answer's frame.
 type answer struct {
 	kind    byte   // of the frame that it answers
@@ -170,17 +98,4 @@ func decodeAnswer(b []byte) answer {
 		results: int(binary.LittleEndian.Uint32(b[8:])),
 		last:    binary.LittleEndian.Uint32(b[12:]) == 1,
 	}
-}
-
-// resultBytes is what the results of verbs take.
-func resultBytes(verbs []rdma.Verb) (n int) {
-	for i := range verbs {
-		switch v := &verbs[i]; v.Op {
-		case rdma.Read:
-			n += len(v.Buf)
-		case rdma.CompareSwap, rdma.FetchAdd, rdma.Verify:
-			n += 8
-		}
-	}
-	return n
 }

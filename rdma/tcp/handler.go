@@ -2,7 +2,6 @@ package tcp
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -86,12 +85,12 @@ func (h *handler) frame() error {
 	if f.kind == kindOpen {
 		return h.open(&f)
 	}
-	size := headBytes + f.verbs*verbBytes
+	size := headBytes + f.verbs*host.VerbBytes
 	if err := h.need(size); err != nil {
 		return err
 	}
 	var results int
-	h.verbs, results, err = decodeVerbs(h.verbs[:0], h.rx[h.r+headBytes:h.r+size], f.payload)
+	h.verbs, results, err = host.DecodeVerbs(h.verbs[:0], h.rx[h.r+headBytes:h.r+size], f.payload)
 	if err != nil {
 		return err
 	}
@@ -135,7 +134,7 @@ func (h *handler) whole(f *head, results int) error {
 	}
 	at = answerBytes
 	for i := range h.verbs[:done] {
-		at = putResult(h.tx, at, &h.verbs[i])
+		at = host.PutResult(h.tx, at, &h.verbs[i])
 	}
 	return h.answer(h.tx, f, done, at, err, true)
 }
@@ -163,19 +162,6 @@ func (h *handler) held() error {
 	h.timed = false
 	h.w += read
 	return errors.Join(err, h.nc.SetReadDeadline(time.Time{}))
-}
-
-// putResult writes what READ has not written itself, and returns where the next
-// result begins.
-func putResult(b []byte, at int, v *rdma.Verb) int {
-	switch v.Op {
-	case rdma.Read:
-		return at + len(v.Buf)
-	case rdma.CompareSwap, rdma.FetchAdd, rdma.Verify:
-		binary.LittleEndian.PutUint64(b[at:], v.Old)
-		return at + 8
-	}
-	return at
 }
 
 // long executes a chain verb by verb while it comes in, and answers it in pieces,
@@ -215,7 +201,7 @@ func (h *handler) long(f *head) error {
 			break
 		}
 		done++
-		at = putResult(out, at, v)
+		at = host.PutResult(out, at, v)
 		if at > wholeBytes-8 && done < len(h.verbs) {
 			if err := h.answer(out, f, done, at, nil, false); err != nil {
 				return err

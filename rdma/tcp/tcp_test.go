@@ -188,7 +188,7 @@ func TestSecurity04_LyingFrames(t *testing.T) {
 	frame := func(h head, verbs ...rdma.Verb) []byte {
 		b := h.append(nil)
 		for i := range verbs {
-			b = appendVerb(b, &verbs[i])
+			b = host.AppendVerb(b, &verbs[i])
 		}
 		return b
 	}
@@ -243,7 +243,7 @@ func TestSecurity04_LyingFrames(t *testing.T) {
 		h := head{kind: kindChain, verbs: 4, seq: 1, payload: 4 << 20}
 		b := h.append(nil)
 		for range 4 {
-			b = appendVerb(b, &rdma.Verb{Op: rdma.Write, Buf: make([]byte, 1<<20)})
+			b = host.AppendVerb(b, &rdma.Verb{Op: rdma.Write, Buf: make([]byte, 1<<20)})
 		}
 		nc.Write(b[:headBytes+20])
 	}
@@ -325,7 +325,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 	h = head{kind: kindChain, verbs: 4, seq: 2, key: w.Key}
 	frame := h.append(nil)
 	for range 4 {
-		frame = appendVerb(frame, &rdma.Verb{Op: rdma.Read, Buf: make([]byte, 1<<20)})
+		frame = host.AppendVerb(frame, &rdma.Verb{Op: rdma.Read, Buf: make([]byte, 1<<20)})
 	}
 	nc.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
 	for err == nil {
@@ -393,7 +393,7 @@ func FuzzFrame(f *testing.F) {
 	h := head{kind: kindChain, verbs: 4, seq: 1, payload: 5, slot: 3, key: 9}
 	b := h.append(nil)
 	for i := range c.Verbs {
-		b = appendVerb(b, &c.Verbs[i])
+		b = host.AppendVerb(b, &c.Verbs[i])
 	}
 	f.Add(b)
 	f.Add(make([]byte, headBytes))
@@ -402,11 +402,11 @@ func FuzzFrame(f *testing.F) {
 			return
 		}
 		h, err := decodeHead(b)
-		if err != nil || h.kind == kindOpen || len(b) < headBytes+h.verbs*verbBytes {
+		if err != nil || h.kind == kindOpen || len(b) < headBytes+h.verbs*host.VerbBytes {
 			return
 		}
-		raw := b[headBytes : headBytes+h.verbs*verbBytes]
-		verbs, results, err := decodeVerbs(nil, raw, h.payload)
+		raw := b[headBytes : headBytes+h.verbs*host.VerbBytes]
+		verbs, results, err := host.DecodeVerbs(nil, raw, h.payload)
 		if err != nil {
 			return
 		}
@@ -419,9 +419,9 @@ func FuzzFrame(f *testing.F) {
 			if v.Op == rdma.Read || v.Op == rdma.Write {
 				v.Buf, v.Bytes = make([]byte, v.Bytes), 0
 			}
-			again = appendVerb(again, v)
+			again = host.AppendVerb(again, v)
 		}
-		more, results2, err := decodeVerbs(nil, again[headBytes:], h.payload)
+		more, results2, err := host.DecodeVerbs(nil, again[headBytes:], h.payload)
 		if err != nil || results != results2 || len(more) != len(verbs) {
 			t.Fatalf("decoding what was encoded: %v", err)
 		}
