@@ -45,12 +45,12 @@ type RDMA struct {
 type access struct {
 	*host.Access               // tcp and shm; on a node with an adapter, tcp through it
 	verbs        *verbs.Server // nil without an adapter
-	loop         *verbs.Loop
-	home         *cxl.Home // of other hosts that map the node's device; nil: none do
+	loop         *verbs.Loop   // nil unless the adapter executes the atomics
+	home         *cxl.Home     // of other hosts that map the node's device; nil: none do
 }
 
 // chooseDomain chooses the atomicity domain of the node, before it hosts a region: its adapter if it
-// serves verbs, else its processors.
+// serves verbs and that has atomics, else its processors.
 func (n *Node) chooseDomain() error {
 	n.domain = proto.DomainCPU
 	switch n.cfg.RDMA.Fabric {
@@ -67,8 +67,11 @@ func (n *Node) chooseDomain() error {
 	caps, err := n.probe(c)
 	switch {
 	case err == nil:
-		n.domain, n.device, n.adapter = proto.DomainAdapter, c, caps.Device
-		n.cfg.Logger.Info("storage node: serving RDMA", "node", n.cfg.Name, "device", caps.Device, "port", caps.Port, "address", caps.GID, "mtu", caps.MTU, "atomics", caps.Atomics)
+		n.device, n.adapter = c, caps.Device
+		if !caps.Acts(c.Atomics) {
+			n.domain = proto.DomainAdapter
+		}
+		n.cfg.Logger.Info("storage node: serving RDMA", "node", n.cfg.Name, "device", caps.Device, "port", caps.Port, "address", caps.GID, "mtu", caps.MTU, "atomics", caps.Atomics, "domain", n.domain.String())
 		n.warnMemlock()
 		return nil
 	case n.cfg.RDMA.Fabric == FabricVerbs:
@@ -121,7 +124,7 @@ func (n *Node) probe(c verbs.Config) (verbs.Caps, error) {
 // chooseFlush chooses how clients make the node's regions durable. It runs when it is known what
 // the regions lie on.
 func (n *Node) chooseFlush() error {
-	facts := host.FlushFacts{Persistent: n.state.Limits.Persistent, Adapter: n.domain == proto.DomainAdapter, NotNative: n.notNative,
+	facts := host.FlushFacts{Persistent: n.state.Limits.Persistent, Adapter: n.adapter != "", Processors: n.domain == proto.DomainCPU, NotNative: n.notNative,
 		Caches: n.persistence.Flush == pmem.FenceAlone.String(), DDIO: n.ddio, Pages: n.persistence.Flush == pmem.Msync.String()}
 	m, err := host.ChooseFlush(n.cfg.Flush, facts)
 	if err != nil {
@@ -154,7 +157,7 @@ func (n *Node) warnMemlock() {
 
 // listenVerbs opens the port at which queue pairs are exchanged.
 func (n *Node) listenVerbs(ctx context.Context) (err error) {
-	if n.domain != proto.DomainAdapter {
+	if n.adapter == "" {
 		return nil
 	}
 	at := n.cfg.RDMA.Listen
@@ -194,13 +197,16 @@ func (n *Node) admit(cluster [16]byte, id uint32) (_ *access, err error) {
 			a.Handle(msg.Worker, n.worker)
 		}
 	}()
-	if n.domain != proto.DomainAdapter {
+	if n.adapter == "" {
 		return a, nil
 	}
 	if a.verbs, err = verbs.NewServer(cluster, &n.keys, id, n.incarnation, limits, n.device, n.cfg.Logger); err != nil {
 		return nil, fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
 	}
 	a.verbs.OnLeft(n.sessionLeft)
+	if n.domain != proto.DomainAdapter {
+		return a, nil // the processors execute the atomics of clients over verbs, too
+	}
 	if a.loop, err = a.verbs.NewLoop(); err != nil {
 		return nil, errors.Join(fmt.Errorf("storage node %s: own way through the adapter: %w", n.cfg.Name, err), a.verbs.Close(n.ctx))
 	}
@@ -291,7 +297,10 @@ func (a *access) EndBelow(ctx context.Context, next uint64, live []uint64) error
 func (a *access) Close(ctx context.Context) error {
 	err := a.Access.Close(ctx)
 	if a.verbs != nil {
-		err = errors.Join(err, a.loop.Close(), a.verbs.Close(ctx))
+		if a.loop != nil {
+			err = errors.Join(err, a.loop.Close())
+		}
+		err = errors.Join(err, a.verbs.Close(ctx))
 	}
 	return err
 }

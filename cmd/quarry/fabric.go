@@ -13,6 +13,7 @@ import (
 type rdmaFlags struct {
 	Device       string `placeholder:"DEVICE" help:"RDMA device as NAME[/PORT][@ADDRESS][,OPTION=VALUE...]; default the best there is. Options are named as the flags below."`
 	Windows      string `placeholder:"auto|on|off" help:"Memory windows of a storage node: where the adapter is seen to enforce them (auto), on or off."`
+	Atomics      string `placeholder:"auto|required|agent" help:"What executes the atomics of a storage node's regions: its adapter or, if that has none, its processors (auto); its adapter, or RDMA is refused, by clients too (required); its processors (agent)."`
 	TrafficClass string `placeholder:"N" help:"Traffic class on RoCE: 4 times the DSCP, such as 106; default the kernel's."`
 	ServiceLevel string `placeholder:"N" help:"Service level on InfiniBand, priority on RoCE: 0 to 15; default the path's."`
 	AckTimeout   string `placeholder:"TIME" help:"Acknowledgement timeout of the adapter, rounded up to 4.096us times a power of two; default 268ms."`
@@ -26,7 +27,7 @@ type rdmaFlags struct {
 func (f *rdmaFlags) String() string {
 	s := f.Device
 	for _, o := range []struct{ name, value string }{
-		{"windows", f.Windows}, {"traffic-class", f.TrafficClass}, {"service-level", f.ServiceLevel}, {"ack-timeout", f.AckTimeout},
+		{"windows", f.Windows}, {"atomics", f.Atomics}, {"traffic-class", f.TrafficClass}, {"service-level", f.ServiceLevel}, {"ack-timeout", f.AckTimeout},
 		{"retries", f.Retries}, {"pkey", f.PKey}, {"spin", f.Spin}, {"inline", f.Inline},
 	} {
 		if o.value != "" {

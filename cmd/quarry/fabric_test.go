@@ -61,16 +61,16 @@ func TestStorageFabric(t *testing.T) {
 
 // Every flag of the adapter reaches the provider, and a wrong value is refused where it is given.
 func TestRDMAFlags(t *testing.T) {
-	f := rdmaFlags{Device: "mlx5_0/1", Windows: "off", TrafficClass: "106", ServiceLevel: "3", AckTimeout: "67ms", Retries: "7", PKey: "0x8001", Spin: "20us", Inline: "0"}
+	f := rdmaFlags{Device: "mlx5_0/1", Windows: "off", Atomics: "agent", TrafficClass: "106", ServiceLevel: "3", AckTimeout: "67ms", Retries: "7", PKey: "0x8001", Spin: "20us", Inline: "0"}
 	c, err := verbs.ParseConfig(f.String())
 	require.NoError(t, err)
-	require.Equal(t, verbs.Config{Device: "mlx5_0", Port: 1, PKey: 0x8001, Spin: 20 * time.Microsecond, Inline: -1, Windows: verbs.WindowsOff,
+	require.Equal(t, verbs.Config{Device: "mlx5_0", Port: 1, PKey: 0x8001, Spin: 20 * time.Microsecond, Inline: -1, Windows: verbs.WindowsOff, Atomics: verbs.AtomicsAgent,
 		Link: verbs.Link{TrafficClass: 106, ServiceLevel: 3, AckTimeout: 67 * time.Millisecond, Retries: 7}}, c)
 	require.Empty(t, (&rdmaFlags{}).String())
 	c, err = verbs.ParseConfig((&rdmaFlags{Retries: "2"}).String())
 	require.NoError(t, err)
 	require.Equal(t, verbs.Config{Link: verbs.Link{Retries: 2}}, c)
-	for flag, says := range map[string]string{"--rdma-retries=8": "from 1 to 7", "--rdma-windows=maybe": "auto, on or off", "--rdma-ack-timeout=1h": "want a duration",
+	for flag, says := range map[string]string{"--rdma-retries=8": "from 1 to 7", "--rdma-windows=maybe": "auto, on or off", "--rdma-atomics=maybe": "auto, required or agent", "--rdma-ack-timeout=1h": "want a duration",
 		"--rdma-traffic-class=300": "from 0 to 255", "--rdma-service-level=16": "from 0 to 15", "--rdma-pkey=0": "from 1", "--rdma-inline=4KiB": "from 0 to 128", "--rdma-spin=1m": "want a duration"} {
 		on(t, "storage", "--name", "r", "--listen", "127.0.0.1:0", "--agent", "127.0.0.1:0", flag).fails(t, 1, says)
 		on(t, "litmus", flag).fails(t, exitUsage, says)

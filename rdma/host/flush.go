@@ -31,6 +31,7 @@ func (d DDIO) String() string { return [...]string{"unknown", "on", "off"}[d] }
 type FlushFacts struct {
 	Persistent bool  // the memory survives a loss of power once flushed
 	Adapter    bool  // an adapter executes the verbs; else processors do
+	Processors bool  // processors execute the chains that have an atomic, and all others the adapter
 	NotNative  error // why the adapter does not make this memory durable by a FLUSH of its own; nil: it does
 	Caches     bool  // a loss of power keeps the processors' caches: eADR
 	DDIO       DDIO  // of the adapter's WRITEs
@@ -58,6 +59,8 @@ func ChooseFlush(want string, f FlushFacts) (rdma.FlushMethod, error) {
 		return rdma.Message, nil
 	case f.Pages:
 		err = errors.New("a range is durable here when the kernel has written its pages (msync), which no adapter has it do: ask for agent")
+	case f.Processors && !f.Caches:
+		err = errors.New("processors execute the atomics of this node's regions, and what they store stays in their caches, out of which no adapter pushes it: ask for agent")
 	case want == FlushNative && f.NotNative == nil:
 		return rdma.Native, nil
 	case want == FlushNative:
@@ -77,7 +80,7 @@ func (f FlushFacts) best() rdma.FlushMethod {
 		return rdma.NoFlush
 	case !f.Adapter:
 		return rdma.Processor
-	case f.Pages:
+	case f.Pages, f.Processors && !f.Caches:
 		return rdma.Message
 	case f.NotNative == nil:
 		return rdma.Native

@@ -16,6 +16,9 @@ func TestChooseFlush(t *testing.T) {
 	unknown := FlushFacts{Persistent: true, Adapter: true, NotNative: none}
 	on, off, caches, native := unknown, unknown, unknown, unknown
 	on.DDIO, off.DDIO, caches.Caches, caches.DDIO, native.NotNative = DDIOOn, DDIOOff, true, DDIOOn, nil
+	chains, inCaches := native, native
+	chains.DDIO, chains.Processors = DDIOOff, true
+	inCaches.Processors, inCaches.Caches = true, true
 	pages := native
 	pages.DDIO, pages.Pages = DDIOOff, true
 	for _, c := range []struct {
@@ -41,6 +44,12 @@ func TestChooseFlush(t *testing.T) {
 		{"native", native, "auto", rdma.Native, ""},
 		{"native", native, "native", rdma.Native, ""},
 		{"native", native, "agent", rdma.Message, ""},
+		{"chains by processors", chains, "auto", rdma.Message, ""},
+		{"chains by processors", chains, "agent", rdma.Message, ""},
+		{"chains by processors", chains, "native", 0, "stays in their caches"},
+		{"chains by processors", chains, "appliance", 0, "stays in their caches"},
+		{"chains by processors, eADR", inCaches, "auto", rdma.Native, ""},
+		{"chains by processors, eADR", inCaches, "appliance", rdma.ReadAfterWrite, ""},
 		{"msync", pages, "auto", rdma.Message, ""},
 		{"msync", pages, "agent", rdma.Message, ""},
 		{"msync", pages, "appliance", 0, "pages"},

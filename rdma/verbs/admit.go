@@ -90,7 +90,7 @@ func (s *Server) greet(nc net.Conn) (*lane, error) {
 		return nil, err
 	}
 	l, err := s.admit(&hello, &challenge, nc)
-	own := endpoint{port: s.port, addr: s.device.caps.GID.As16()}
+	own := endpoint{port: s.port, addr: s.device.caps.GID.As16(), acts: s.acts != nil}
 	if l != nil {
 		own.nonce = l.nonce
 	}

@@ -161,14 +161,17 @@ func TestAdapterFails(t *testing.T) {
 }
 
 func TestAtomicsAreNeeded(t *testing.T) {
-	for scope, want := range map[int]string{1: "hca", 2: "global"} {
-		got, err := atomicScope("x", scope)
+	for scope, want := range map[int]string{1: "hca", 2: "global", 0: "none", 3: "none"} {
+		got, err := atomicScope("x", scope, AtomicsAuto)
 		require.NoError(t, err)
 		require.Equal(t, want, got)
-	}
-	for _, scope := range []int{0, 3} {
-		_, err := atomicScope("efa_0", scope)
-		require.ErrorContains(t, err, "efa_0 has no atomics")
+		got, err = atomicScope("siw0", scope, AtomicsRequired)
+		if want != "none" {
+			require.NoError(t, err)
+			require.Equal(t, want, got)
+			continue
+		}
+		require.ErrorContains(t, err, "siw0 has no atomics of 8 bytes, which --rdma-atomics required asks for")
 		require.ErrorContains(t, err, "tcp")
 	}
 }

@@ -25,6 +25,7 @@ type sending struct {
 	need  int      // work requests that the chains under way and the one behind them have had at once
 
 	asking bool       // the node has yet to answer what notes ask for
+	acting bool       // and that is a chain: nothing else is posted before
 	told   C.uint64_t // answers on this queue pair, that one included
 	askTag uint32     // of the latest request
 
@@ -43,6 +44,8 @@ type posted struct {
 	sent     bool        // the present part has been given to the device, or refused
 	asks     bool        // the node is asked to flush or to hash, by the lane's notes
 	verifies bool        // to hash: the last verbs of the part are VERIFYs
+	acts     bool        // the node executes the verbs of the part, but for the first direct ones
+	direct   int         // those that are too long for a message; valid if acts
 	skips    bool        // a FLUSH or VERIFY of the present part is not posted, because a later one does its work
 	refused  error       // why verb to and all behind it never run
 	over     bool        // Step has met the chain's end: its outcome is in the chain
@@ -50,7 +53,7 @@ type posted struct {
 
 // forget empties what is under way, because the queue pair is gone.
 func (c *conn) forget() {
-	c.seq, c.wrs, c.slots, c.staged, c.asking, c.told, c.rings = 0, 0, 0, 0, false, 0, 0
+	c.seq, c.wrs, c.slots, c.staged, c.asking, c.acting, c.told, c.rings = 0, 0, 0, 0, false, false, 0, 0
 	for i := range c.queue {
 		c.queue[i].sent = false
 	}
@@ -149,18 +152,21 @@ func (c *conn) unposted(p *posted, taken int, err error) {
 func (c *conn) write(p *posted) bool {
 	ch := p.chain
 	p.wrs = 0 // of an earlier part, or of an earlier queue pair
-	if c.slots == 1<<slots-1 {
+	if c.slots == 1<<slots-1 || c.acting {
 		return false
 	}
 	if n := c.wrs + len(ch.Verbs) - p.from; n > c.depth {
 		c.need = max(c.need, min(n, mostDepth))
 		return false
 	}
-	p.slot, p.asks, p.verifies, p.skips, p.to = bits.TrailingZeros(^c.slots), false, false, false, p.from
+	p.slot, p.asks, p.verifies, p.skips, p.acts, p.to = bits.TrailingZeros(^c.slots), false, false, false, false, p.from
 	w := c.window(&ch.To.Window)
 	if w == nil {
 		p.refused, p.sent = rdma.ErrKey, true
 		return false
+	}
+	if w.actsFor(ch.Verbs[p.from:]) {
+		return c.writeAct(p, w)
 	}
 	staged := c.staged
 	c.skipping = skipping{at: -1}
@@ -190,15 +196,17 @@ func (c *conn) write(p *posted) bool {
 	if n == 0 {
 		return false
 	}
+	c.count(p)
+	return !p.asks || c.listen(p, asked{c.notes}.answerBytes())
+}
+
+// count numbers a part that is about to be posted.
+func (c *conn) count(p *posted) {
 	c.dialer.parts.Add(1)
 	c.seq++
 	p.seq = c.seq
-	c.wrs += n
+	c.wrs += p.wrs
 	c.slots |= 1 << p.slot
-	if p.asks && !c.listen(p) {
-		return false
-	}
-	return true
 }
 
 // describe describes one verb for the C shim.
@@ -206,7 +214,7 @@ func (c *conn) describe(p *posted, n int, w *window, v *rdma.Verb) (full bool, e
 	word := p.slot*rdma.MaxChainVerbs + n
 	d := &c.verbs[n]
 	*d = C.q_verb{
-		op: C.Q_READ, len: 8, remote: C.uint64_t(v.Off), rkey: C.uint32_t(w.rkey),
+		op: C.Q_READ, len: 8, remote: C.uint64_t(w.Base + v.Off), rkey: C.uint32_t(w.rkey),
 		local: C.uint64_t(addressOf(c.answers) + 8*uint64(word)), lkey: C.uint32_t(c.answersMR.lkey),
 	}
 	if v.Fence || c.skipping.fence {
@@ -251,6 +259,9 @@ func (c *conn) describe(p *posted, n int, w *window, v *rdma.Verb) (full bool, e
 
 // collect takes the answers of the first n verbs of a part that has completed.
 func (c *conn) collect(p *posted, n int) {
+	if p.acts { // behind them is a SEND
+		n = min(n, p.direct)
+	}
 	for i := range n {
 		v := &p.chain.Verbs[p.from+i]
 		switch v.Op {
@@ -446,7 +457,7 @@ func (c *conn) refusedBy(p *posted) {
 		at := min(int(l.failed&0xffff), p.wrs)
 		overtaken = at < p.wrs && c.overtaken(p, at)
 		c.collect(p, at)
-		if p.asks || p.skips { // of which FLUSHes count as run although they are not carried out
+		if (p.asks || p.skips) && !p.acts { // of which FLUSHes count as run although they are not carried out
 			first, changed := unpushed(ch.Verbs[p.from:p.to], at, p.asks && !p.verifies)
 			ch.Done, overtaken = p.from+first, overtaken || changed
 		}
@@ -476,10 +487,18 @@ var errOvertaken = errors.New("a READ or an atomic was refused, and what was beh
 // executed. A fence holds back everything behind it until all READs and atomics before it
 // are answered.
 func (c *conn) overtaken(p *posted, at int) bool {
-	if p.chain.Verbs[p.from+at].Op == rdma.Write {
+	if (!p.acts || at < p.direct) && p.chain.Verbs[p.from+at].Op == rdma.Write {
 		return false // nothing behind it is executed
 	}
-	fenced, changes := firstChange(p.chain.Verbs[p.from+at+1 : p.to])
+	if p.acts && at == p.direct {
+		return true // the node may have got the message
+	}
+	behind := p.chain.Verbs[p.from+at+1 : p.to]
+	if p.acts {
+		behind = behind[:p.direct-at-1]
+	}
+	fenced, changes := firstChange(behind)
+	fenced = fenced || p.acts // the SEND is
 	for i := 0; i < len(c.queue) && !fenced && !changes && c.queue[i].sent; i++ {
 		q := &c.queue[i]
 		if q == p { // Step: what is behind the verb in its own chain has been looked at

@@ -38,6 +38,7 @@ type Config struct {
 	// less than 0 none, at most 128.
 	Inline  int
 	Windows Windows // whether lanes get memory windows of their own
+	Atomics Atomics // what executes the atomics of a node's regions
 	Link    Link    // what connections ask of the network
 	// Flush is how a node has clients make persistent memory durable. It is not part of the text that ParseConfig reads; see
 	// host.ChooseFlush.
@@ -68,6 +69,17 @@ const (
 	WindowsOff                 // never
 )
 
+// Atomics says what executes the atomics on a node's regions.
+type Atomics uint8
+
+const (
+	AtomicsAuto     Atomics = iota // the adapter, where it has atomics, else the node's processors
+	AtomicsRequired                // the adapter; one without atomics is refused, and so is a node whose processors do it
+	AtomicsAgent                   // the node's processors, whatever the adapter has
+)
+
+func (a Atomics) String() string { return [...]string{"auto", "required", "agent"}[a] }
+
 func (w Windows) String() string { return [...]string{"auto", "on", "off"}[w] }
 
 // mostTimeout is the exponent of the longest AckTimeout: 4.096 us << 21 = 8.6 s.
@@ -84,7 +96,7 @@ func (l Link) timeout() int {
 
 // ParseConfig reads the form DEVICE[/PORT][@ADDRESS][,OPTION=VALUE...], such as mlx5_0,
 // mlx5_0/2, mlx5_0/1@10.0.0.7, @fd00::7 or mlx5_0,traffic-class=106,retries=7. Empty is the
-// best device there is. Options are pkey, spin, inline, windows, traffic-class,
+// best device there is. Options are pkey, spin, inline, windows, atomics, traffic-class,
 // service-level, ack-timeout and retries.
 func ParseConfig(s string) (c Config, err error) {
 	device, options, more := strings.Cut(s, ",")
@@ -148,6 +160,14 @@ func (c *Config) set(name, value string) (err error) {
 			}
 		}
 		err = fmt.Errorf("windows %q: want auto, on or off", value)
+	case "atomics":
+		for _, a := range []Atomics{AtomicsAuto, AtomicsRequired, AtomicsAgent} {
+			if value == a.String() {
+				c.Atomics = a
+				return nil
+			}
+		}
+		err = fmt.Errorf("atomics %q: want auto, required or agent", value)
 	case "traffic-class":
 		c.Link.TrafficClass = uint8(number(0, 255))
 	case "service-level":
@@ -157,7 +177,7 @@ func (c *Config) set(name, value string) (err error) {
 	case "retries":
 		c.Link.Retries = int(number(1, 7))
 	default:
-		err = fmt.Errorf("unknown option %q: want pkey, spin, inline, windows, traffic-class, service-level, ack-timeout or retries", name)
+		err = fmt.Errorf("unknown option %q: want pkey, spin, inline, windows, atomics, traffic-class, service-level, ack-timeout or retries", name)
 	}
 	return err
 }
@@ -210,7 +230,8 @@ type Caps struct {
 	GIDIndex     int        `json:"gid_index"`               // its place in the port's table
 	RoCE         bool       `json:"roce"`                    // the port is an Ethernet port
 	MTU          int        `json:"mtu_bytes"`               // of the port, now
-	Atomics      string     `json:"atomics"`                 // "hca" or "global"
+	Atomics      string     `json:"atomics"`                 // "hca", "global", or "none"
+	IWARP        bool       `json:"iwarp"`                   // the transport is iWARP, over TCP
 	MaxReads     int        `json:"max_reads"`               // READs and atomics under way on a queue pair
 	Windows2B    bool       `json:"windows_2b"`              // memory windows of type 2B, so it says
 	Enforced     string     `json:"windows_enforced"`        // what of them a node has seen enforced: "bounds and queue pair", ...; "" not tried
@@ -220,6 +241,12 @@ type Caps struct {
 	MaxQueuePair int        `json:"max_queue_pairs"`         // limit of the device
 }
 
+// noAtomics is Caps.Atomics of a device without any.
+const noAtomics = "none"
+
+// Acts says whether a node on the device has its processors execute the atomics of its regions.
+func (c *Caps) Acts(want Atomics) bool { return c.Atomics == noAtomics || want == AtomicsAgent }
+
 // Stats counts what a dialer's lanes have done besides chains.
 type Stats struct {
 	Copied     uint64 // buffers outside of registered memory
@@ -228,6 +255,7 @@ type Stats struct {
 	Flushed    uint64 // native FLUSHes, visible or persistent
 	Pushed     uint64 // READs that made what was written before them durable
 	Asked      uint64 // ranges that nodes were asked to flush
+	Acted      uint64 // messages by which nodes executed chains with an atomic
 	Parts      uint64 // parts of chains that were posted: a chain has more than one where verbs are ordered behind a flush that the node is asked for
 	Deepened   uint64 // connections made again with a longer send queue
 }

@@ -21,10 +21,10 @@ func TestParseConfig(t *testing.T) {
 		require.NoError(t, err, s)
 		require.Equal(t, want, got)
 	}
-	all, err := ParseConfig("mlx5_0/2@10.0.0.7,pkey=0x8001,spin=20us,inline=32,windows=off,traffic-class=106,service-level=3,ack-timeout=67ms,retries=7")
+	all, err := ParseConfig("mlx5_0/2@10.0.0.7,pkey=0x8001,spin=20us,inline=32,windows=off,atomics=required,traffic-class=106,service-level=3,ack-timeout=67ms,retries=7")
 	require.NoError(t, err)
 	require.Equal(t, Config{Device: "mlx5_0", Port: 2, GID: netip.MustParseAddr("10.0.0.7"), PKey: 0x8001, Spin: 20 * time.Microsecond, Inline: 32,
-		Windows: WindowsOff, Link: Link{TrafficClass: 106, ServiceLevel: 3, AckTimeout: 67 * time.Millisecond, Retries: 7}}, all)
+		Windows: WindowsOff, Atomics: AtomicsRequired, Link: Link{TrafficClass: 106, ServiceLevel: 3, AckTimeout: 67 * time.Millisecond, Retries: 7}}, all)
 	require.Equal(t, 14, all.Link.timeout(), "4.096 us << 14 = 67.1 ms")
 	require.Equal(t, 16, Config{}.withDefaults().Link.timeout())
 	require.Equal(t, mostTimeout, Link{AckTimeout: time.Hour}.timeout())
@@ -34,7 +34,7 @@ func TestParseConfig(t *testing.T) {
 	require.Zero(t, none.withDefaults().Inline)
 	require.Less(t, reflect.TypeFor[Config]().NumField(), 12)
 	for _, s := range []string{"mlx5_0,tc=1", "mlx5_0,retries=0", "mlx5_0,retries=8", "x,ack-timeout=1us", "x,ack-timeout=9s", "x,service-level=16",
-		"x,traffic-class=256", "x,pkey=0", "x,pkey=0x10000", "x,inline=129", "x,spin=2s", "x,spin=-1s", "x,windows=maybe", "x,", "x,windows", "mlx5_0=3"} {
+		"x,traffic-class=256", "x,pkey=0", "x,pkey=0x10000", "x,inline=129", "x,spin=2s", "x,spin=-1s", "x,windows=maybe", "x,atomics=none", "x,", "x,windows", "mlx5_0=3"} {
 		_, err := ParseConfig(s)
 		require.Error(t, err, s)
 	}

@@ -37,6 +37,7 @@ type conn struct {
 	// vanish, which may be called from other goroutines, wait for it.
 	mu      sync.Mutex
 	welcome host.Welcome // of the present connection
+	acts    bool         // its node's processors execute the atomics of their regions
 	windows []window     // by slot
 	dead    error        // why nothing can be posted
 	redials bool         // dead by a refusal: nothing runs, connecting again is safe
@@ -56,6 +57,7 @@ type conn struct {
 type window struct {
 	rdma.Window
 	rkey    uint32 // valid on the present queue pair alone; replaced by reopen
+	acts    bool   // the node's processors execute its atomics
 	flushes bool   // the node's adapter takes native FLUSHes that are visible
 }
 
@@ -177,6 +179,10 @@ func (c *conn) greet() error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
+	if err := c.dialer.device.agrees(peer.acts); err != nil {
+		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
+	}
+	c.acts = peer.acts
 	own := claim{lane: c.number, nonce: peer.nonce}
 	if err := c.dialer.device.join(lane, peer, own.append(nil), connectTimeout); err != nil {
 		if err == errHeard {
@@ -239,12 +245,13 @@ func (c *conn) vanish() {
 
 // farewell reads why the node ended the connection.
 func (c *conn) farewell() error {
-	var b [answerBytes]byte
+	var room [answerBytes + baseBytes]byte
+	b := room[:answerLen(c.acts)]
 	c.nc.SetReadDeadline(time.Now().Add(time.Second))
-	if _, err := io.ReadFull(c.nc, b[:]); err != nil {
+	if _, err := io.ReadFull(c.nc, b); err != nil {
 		return err
 	}
-	if a := decodeAnswer(b[:]); a.kind == kindFarewell && a.err != nil {
+	if a := decodeAnswer(b); a.kind == kindFarewell && a.err != nil {
 		return a.err
 	}
 	return errPeer
@@ -276,16 +283,17 @@ func (c *conn) ask(ctx context.Context, r request) (answer, error) {
 	nc.SetDeadline(time.Time{})
 	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	var b [answerBytes]byte
+	var room [answerBytes + baseBytes]byte
+	b := room[:answerLen(c.acts)]
 	_, err := nc.Write(r.append(b[:0]))
 	if err == nil {
-		_, err = io.ReadFull(nc, b[:])
+		_, err = io.ReadFull(nc, b)
 	}
 	if err != nil {
 		c.fail(err)
 		return answer{}, c.dead
 	}
-	a := decodeAnswer(b[:])
+	a := decodeAnswer(b)
 	switch {
 	case a.kind == kindFarewell:
 		c.fail(a.err)
@@ -341,8 +349,8 @@ func (c *conn) open(ctx context.Context, region uint32, epoch uint64, slot int32
 		return window{}, err
 	}
 	return window{
-		Window: rdma.Window{Region: region, Epoch: epoch, Key: a.key, Bytes: a.bytes, Slot: slot, Flush: a.flush, Verifies: a.verifies},
-		rkey:   a.rkey, flushes: a.flushes,
+		Window: rdma.Window{Region: region, Epoch: epoch, Key: a.key, Base: a.base, Bytes: a.bytes, Slot: slot, Flush: a.flush, Verifies: a.verifies},
+		rkey:   a.rkey, flushes: a.flushes, acts: c.acts && region != rdma.Mailbox,
 	}, nil
 }
 

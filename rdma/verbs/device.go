@@ -165,7 +165,11 @@ func probe(d *C.struct_ibv_device, name string, c Config, near netip.Addr) (foun
 		Persistent:  a.device_cap_flags_ex&capFlushPersistent != 0,
 		AtomicWrite: a.device_cap_flags_ex&capAtomicWrite != 0,
 	}
-	if caps.Atomics, err = atomicScope(name, int(a.orig_attr.atomic_cap)); err != nil {
+	caps.IWARP = d.transport_type == C.IBV_TRANSPORT_IWARP
+	if !caps.IWARP && d.transport_type != C.IBV_TRANSPORT_IB {
+		return nil, fmt.Errorf("%s has no reliable connected queue pairs of InfiniBand, RoCE or iWARP: use another adapter, or the tcp provider", name)
+	}
+	if caps.Atomics, err = atomicScope(name, int(a.orig_attr.atomic_cap), c.Atomics); err != nil {
 		return nil, err
 	}
 	if caps.MaxReads < 1 {
@@ -200,16 +204,40 @@ func probe(d *C.struct_ibv_device, name string, c Config, near netip.Addr) (foun
 	return found, nil
 }
 
-// atomicScope is within which bounds a device's atomics are atomic. Without any there is
-// no commit.
-func atomicScope(name string, scope int) (string, error) {
+// acts says whether the processors of a node execute the atomics of its regions in place of this device.
+func (d *device) acts() bool { return d.caps.Acts(d.config.Atomics) }
+
+// agrees says whether clients may use this device where a node's processors execute the atomics of its regions, or its adapter does.
+func (d *device) agrees(acts bool) error {
+	switch {
+	case acts && d.config.Atomics == AtomicsRequired:
+		return errors.New("the node's processors execute the atomics of its regions, and this side requires an adapter that does (--rdma-atomics required)")
+	case !acts && d.caps.Atomics == noAtomics:
+		return fmt.Errorf("%s has no atomics, and the node's adapter executes those of its regions: use another adapter, or the tcp provider", d.caps.Device)
+	}
+	return nil
+}
+
+// base is the address of memory as the device counts it.
+func (d *device) base(mem []byte) uint64 {
+	if d.caps.IWARP { // not every driver counts from where it is told
+		return addressOf(mem)
+	}
+	return 0
+}
+
+// atomicScope is within which bounds a device's atomics are atomic.
+func atomicScope(name string, scope int, want Atomics) (string, error) {
 	switch scope {
 	case C.IBV_ATOMIC_HCA:
 		return "hca", nil
 	case C.IBV_ATOMIC_GLOB:
 		return "global", nil
 	}
-	return "", fmt.Errorf("%s has no atomics of 8 bytes: use another adapter, or the tcp provider", name)
+	if want == AtomicsRequired {
+		return "", fmt.Errorf("%s has no atomics of 8 bytes, which --rdma-atomics required asks for: use another adapter, or the tcp provider", name)
+	}
+	return noAtomics, nil
 }
 
 // addresses scores the GIDs of a port: the one the peer is reached from, then RoCE
@@ -236,6 +264,9 @@ func addresses(ctx *C.struct_ibv_context, caps Caps, c Config, near netip.Addr) 
 		}
 		if caps.RoCE && e.gid_type == C.IBV_GID_TYPE_ROCE_V1 {
 			f.score = 1
+		}
+		if caps.Atomics == noAtomics {
+			f.score -= 1000
 		}
 		if near.IsValid() && plain == near.Unmap() {
 			f.score += 100

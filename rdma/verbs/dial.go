@@ -26,6 +26,7 @@ type Dialer struct {
 	flushed   atomic.Uint64 // native FLUSHes
 	pushed    atomic.Uint64 // READs posted after WRITEs as a persistent FLUSH (method appliance)
 	asked     atomic.Uint64 // ranges flushed by nodes
+	acted     atomic.Uint64 // messages by which nodes executed chains
 	parts     atomic.Uint64 // of chains that were posted
 	deepened  atomic.Uint64 // connections made again for a longer send queue
 	vector    atomic.Uint32 // of the completion queue made last
@@ -88,7 +89,7 @@ func (d *Dialer) Caps() Caps { return d.device.caps }
 
 // Stats is a snapshot.
 func (d *Dialer) Stats() Stats {
-	return Stats{Copied: d.copied.Load(), Registered: d.buffers.registered.Load(), Redialled: d.redialled.Load(), Flushed: d.flushed.Load(), Pushed: d.pushed.Load(), Asked: d.asked.Load(), Parts: d.parts.Load(), Deepened: d.deepened.Load()}
+	return Stats{Copied: d.copied.Load(), Registered: d.buffers.registered.Load(), Redialled: d.redialled.Load(), Flushed: d.flushed.Load(), Pushed: d.pushed.Load(), Asked: d.asked.Load(), Acted: d.acted.Load(), Parts: d.parts.Load(), Deepened: d.deepened.Load()}
 }
 
 // Register makes mapped memory, such as an Arena's, known as a source of

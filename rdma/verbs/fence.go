@@ -78,6 +78,22 @@ func (s *Server) offend(serial uint64) {
 		return
 	}
 	delete(s.offences, serial)
+	s.end(serial)
+}
+
+// expel ends a session whose messages were refused too often.
+func (s *Server) expel(serial uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed && s.ended.Admits(serial) {
+		s.ended.Fence(serial) // once
+		s.end(serial)
+	}
+}
+
+// end ends a session that was refused too often.
+// Preconditions: mu is held, the server is not closed.
+func (s *Server) end(serial uint64) {
 	s.expelled.Add(1)
 	s.log.Warn("verbs fabric: session ended: it was refused too often", "serial", serial, "limit", s.limits.Offences)
 	// Elsewhere: a fence waits for flushes, which this goroutine passes on.
@@ -106,7 +122,10 @@ func (s *Server) Fence(ctx context.Context, serials ...uint64) error {
 	if err != nil {
 		return err
 	}
-	return s.mail.Fence(ctx, serials...) // behind the queue pairs, which reach the mailboxes
+	if s.acts != nil {
+		err = s.acts.Fence(ctx, serials...)
+	}
+	return errors.Join(err, s.mail.Fence(ctx, serials...)) // behind the queue pairs, which reach the mailboxes
 }
 
 // EndBelow ends every session with a serial below next that is not in live, as
@@ -125,7 +144,10 @@ func (s *Server) EndBelow(ctx context.Context, next uint64, live []uint64) error
 	if err != nil {
 		return err
 	}
-	return s.mail.EndBelow(ctx, next, live)
+	if s.acts != nil {
+		err = s.acts.EndBelow(ctx, next, live)
+	}
+	return errors.Join(err, s.mail.EndBelow(ctx, next, live))
 }
 
 // endSessions ends the chosen sessions. It returns nil when all their queue pairs are destroyed

@@ -147,23 +147,27 @@ func (c *conn) pushSkipped(p *posted) {
 	}
 }
 
-// listen posts the receive for the node's answer, before the part that asks.
-func (c *conn) listen(p *posted) bool {
-	bytes := asked{c.notes}.answerBytes()
-	clear(c.notes[answeredAt : answeredAt+bytes]) // an answer that is too short has no hashes of an earlier one
-	if e := C.q_receive(c.lane.qp, C.Q_MESSAGE, address(c.notes[answeredAt:]), C.uint32_t(bytes), c.notesMR.lkey); e != 0 {
+// listen posts the receive for the node's answer of at most so many bytes, before the part that asks.
+func (c *conn) listen(p *posted, bytes int) bool {
+	_, answer := halves(c.notes)
+	clear(answer[:bytes]) // an answer that is too short has no results of an earlier one
+	if e := C.q_receive(c.lane.qp, C.Q_MESSAGE, address(answer), C.uint32_t(bytes), c.notesMR.lkey); e != 0 {
 		c.unposted(p, 0, unix.Errno(e))
 		return false
 	}
-	c.asking = true
+	c.asking, c.acting = true, p.acts
 	c.told++
 	return true
 }
 
 // answered takes the node's answer to a part, whose other verbs are done. It says whether the chain goes on.
 func (c *conn) answered(p *posted) bool {
-	c.asking = false
-	f, err := decodeAnswered(c.notes[answeredAt:], asked{c.notes})
+	c.asking, c.acting = false, false
+	if p.acts {
+		return c.acted(p)
+	}
+	_, b := halves(c.notes)
+	f, err := decodeAnswered(b, asked{c.notes})
 	if err != nil {
 		c.fail(err)
 		p.chain.Done, p.chain.Err = p.from, c.dead
@@ -190,9 +194,10 @@ func (c *conn) answered(p *posted) bool {
 // verified takes the hashes of a part's VERIFYs, which are its last verbs.
 func (c *conn) verified(p *posted, f *answered) bool {
 	verbs := p.chain.Verbs[:p.to]
+	_, b := halves(c.notes)
 	first := len(verbs) - asked{c.notes}.ranges()
 	for i := range f.done {
-		verbs[first+i].Old = hashIn(c.notes[answeredAt:], i)
+		verbs[first+i].Old = hashIn(b, i)
 	}
 	if f.err == nil {
 		return true
@@ -225,7 +230,7 @@ func (s *Server) chooseFlush() error {
 	if err != nil {
 		return nil
 	}
-	refused, err := s.device.registers(mem, regionAccess|C.Q_ACCESS_FLUSH)
+	refused, err := s.device.registers(mem, s.device.regionAccess()|C.Q_ACCESS_FLUSH)
 	s.flushes = refused == nil
 	return errors.Join(err, unix.Munmap(mem))
 }
@@ -238,7 +243,7 @@ func (d *device) registers(mem []byte, access C.int) (refused, err error) {
 	if pd == nil {
 		return errors.New("no protection domain"), nil
 	}
-	mr, refused := register(pd, mem, 0, access)
+	mr, refused := register(pd, mem, d.base(mem), access)
 	if refused == nil {
 		err = problem("deregistering the probe", C.q_deregister(mr))
 	}
@@ -279,7 +284,7 @@ func (d *device) notNative(mem []byte) error {
 	if err = errors.Join(err, problem("freeing a protection domain", C.q_free_pd(pd))); err != nil {
 		return err
 	}
-	refused, err := d.registers(mem, regionAccess|C.Q_ACCESS_FLUSH|C.Q_ACCESS_PERSISTENT)
+	refused, err := d.registers(mem, d.regionAccess()|C.Q_ACCESS_FLUSH|C.Q_ACCESS_PERSISTENT)
 	if refused != nil {
 		refused = fmt.Errorf("%s does not register this memory for a persistent FLUSH: %w", name, refused)
 	}

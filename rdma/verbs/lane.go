@@ -41,6 +41,7 @@ type lane struct {
 	granted map[uint32]*grant    // windows, by region
 	notes   notes                // what the client asks to have flushed or hashed
 	mail    mailbox              // messages; with guards of its own
+	acting  acting               // chains that the node executes; with guards of its own
 
 	sendMu sync.Mutex // of writes to nc
 }
@@ -53,7 +54,7 @@ func (l *lane) create() error {
 	defer l.mu.Unlock()
 	err := l.stopped
 	if err == nil {
-		err = l.notes.pin(l.domain.pd)
+		err = l.notes.pin(l.domain.pd, pageBytes(s.acts != nil))
 	}
 	if err == nil {
 		if l.qp = C.q_responder(l.domain.pd, s.drains); l.qp == nil {
@@ -89,6 +90,9 @@ func (l *lane) access() C.int {
 	if l.ticket.Rights == rdma.ReadWrite {
 		access |= C.IBV_ACCESS_REMOTE_WRITE | C.IBV_ACCESS_REMOTE_ATOMIC
 	}
+	if l.server.acts != nil {
+		access &^= C.IBV_ACCESS_REMOTE_ATOMIC // also of clients of versions that know no other
+	}
 	if l.server.flushes {
 		access |= C.Q_ACCESS_FLUSH
 	}
@@ -120,7 +124,7 @@ func (l *lane) serve() {
 			case r.region == rdma.Mailbox:
 				a.err = l.server.openMailbox(l, r.epoch, r.slot, &a)
 			default:
-				a.err = l.server.grant(l, r.region, r.epoch, &a)
+				a.err = l.server.grant(l, r.region, r.epoch, r.slot, &a)
 			}
 		default:
 			l.server.log.Warn("verbs fabric: unknown request", "peer", l.nc.RemoteAddr(), "session", l.ticket.Session)
@@ -144,7 +148,7 @@ func (l *lane) send(a *answer) error {
 	l.sendMu.Lock()
 	defer l.sendMu.Unlock()
 	l.nc.SetWriteDeadline(time.Now().Add(answerTimeout))
-	_, err := l.nc.Write(a.append(make([]byte, 0, answerBytes)))
+	_, err := l.nc.Write(a.append(make([]byte, 0, answerBytes+baseBytes), l.server.acts != nil))
 	return err
 }
 
@@ -201,6 +205,7 @@ func (l *lane) end(why error) (first bool) {
 	l.stopped = why
 	l.server.asks.remove(l)
 	l.server.hashes.remove(l)
+	l.server.chains.remove(l)
 	return true
 }
 
@@ -218,6 +223,9 @@ func (l *lane) finish(ctx context.Context, why error) error {
 		case <-ctx.Done():
 			return fmt.Errorf("lane %d of session %d has not drained: %w", l.number, l.ticket.Session, ctx.Err())
 		}
+	}
+	if err := l.shutActing(ctx); err != nil {
+		return err
 	}
 	end, err := l.shutMailbox(ctx)
 	if err != nil {
@@ -258,7 +266,7 @@ func (l *lane) finish(ctx context.Context, why error) error {
 	l.sendMu.Lock()
 	l.nc.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
 	farewell := answer{kind: kindFarewell, err: told}
-	l.nc.Write(farewell.append(make([]byte, 0, answerBytes)))
+	l.nc.Write(farewell.append(make([]byte, 0, answerBytes+baseBytes), l.server.acts != nil))
 	l.sendMu.Unlock()
 	l.nc.Close()
 	if id != nil {

@@ -50,7 +50,7 @@ func (s *Server) openMailbox(l *lane, nonce uint64, slot int32, a *answer) error
 		s.log.Error("verbs fabric: mailbox cannot be registered", "session", l.ticket.Session, "error", err)
 		return rdma.ErrFull
 	}
-	a.key, a.rkey, a.bytes = w.Key, rkey, w.Bytes
+	a.key, a.rkey, a.bytes, a.base = w.Key, rkey, w.Bytes, s.device.base(m.Bytes())
 	return nil
 }
 
@@ -100,7 +100,7 @@ func (s *Server) reachMailbox(l *lane, m *host.Memory) (rkey uint32, err error) 
 	access := l.access() &^ C.IBV_ACCESS_REMOTE_ATOMIC
 	// A lane that has not been stopped keeps its mailbox, and so the registration.
 	err = l.execute(s.ctx, func(id C.uint64_t) C.int {
-		return C.q_bind(l.qp, g.window, r.mr, C.uint32_t(g.rkey), 0, C.uint64_t(len(m.Bytes())), access, id)
+		return C.q_bind(l.qp, g.window, r.mr, C.uint32_t(g.rkey), C.uint64_t(s.device.base(m.Bytes())), C.uint64_t(len(m.Bytes())), access, id)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("binding a window: %w", err)
@@ -127,7 +127,7 @@ func (s *Server) registerMailbox(d *domain, m *host.Memory) (r mailRegistration,
 	if r.windows {
 		access = C.IBV_ACCESS_LOCAL_WRITE | C.IBV_ACCESS_MW_BIND
 	}
-	if r.mr, err = register(d.pd, m.Bytes(), 0, access); err != nil {
+	if r.mr, err = register(d.pd, m.Bytes(), s.device.base(m.Bytes()), access); err != nil {
 		return r, err
 	}
 	err = m.AtEnd(func() error {
@@ -148,7 +148,7 @@ func (s *Server) registerMailbox(d *domain, m *host.Memory) (r mailRegistration,
 func (l *lane) rung() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.mail.end == nil || l.qp != nil && l.receive() != 0 {
+	if l.mail.end == nil || !l.receiveAgain() {
 		return false
 	}
 	select {

@@ -17,6 +17,8 @@ import (
 //	client  request   0 kind  4 tag  8 region  12 slot   16 epoch
 //	node    answer    0 kind  4 tag  8 code    12 flags  16 key    24 bytes   32 rkey  36 zero
 //
+//	          behind it, where the endpoint has version 5: 40 base
+//
 //	endpoint  0 magic  4 version  6 port  8 address  24 nonce
 //
 // A request to connect through librdmacm carries at most 56 bytes, padded to that:
@@ -28,9 +30,14 @@ const (
 	claimBytes    = 28
 	requestBytes  = 24
 	answerBytes   = 40
+	baseBytes     = 8
 
 	magic   = 0x51425651 // "QVBQ"
 	version = 4
+
+	// versionActs is that of an endpoint whose node executes the atomics of its regions: its answers have 8 bytes more. The hello
+	// and the claim have version.
+	versionActs = 5
 
 	kindOpen     = 1
 	kindFarewell = 3
@@ -80,21 +87,27 @@ type endpoint struct {
 	port  uint16   // of the node's connection manager; not 0
 	addr  [16]byte // as a GID
 	nonce [16]byte // of the lane that this endpoint was made for; not 0
+	acts  bool     // the node's processors execute the atomics of its regions
 }
 
 // append encodes where the node's queue pairs are connected.
 func (e *endpoint) append(b []byte) []byte {
+	at := len(b)
 	b = binary.LittleEndian.AppendUint16(appendMagic(b), e.port)
+	if e.acts {
+		binary.LittleEndian.PutUint16(b[at+4:], versionActs)
+	}
 	b = append(b, e.addr[:]...)
 	return append(b, e.nonce[:]...)
 }
 
 // decodeEndpoint is the client's side of endpoint.append.
 func decodeEndpoint(b []byte) (endpoint, error) {
-	if err := checkMagic(b, endpointBytes); err != nil {
+	acts := len(b) >= endpointBytes && binary.LittleEndian.Uint32(b) == magic && binary.LittleEndian.Uint16(b[4:]) == versionActs
+	if err := checkMagic(b, endpointBytes); err != nil && !acts {
 		return endpoint{}, err
 	}
-	e := endpoint{port: binary.LittleEndian.Uint16(b[6:]), addr: [16]byte(b[8:]), nonce: [16]byte(b[24:])}
+	e := endpoint{port: binary.LittleEndian.Uint16(b[6:]), addr: [16]byte(b[8:]), nonce: [16]byte(b[24:]), acts: acts}
 	if e.port == 0 || e.addr == [16]byte{} || e.nonce == [16]byte{} {
 		return endpoint{}, fmt.Errorf("%w: endpoint out of range", errPeer)
 	}
@@ -160,10 +173,19 @@ type answer struct {
 	verifies   bool             // of rdma.Window
 	key, bytes uint64           // key: of rdma.Window; bytes: size of the region
 	rkey       uint32           // the adapter's key of the window
+	base       uint64           // the adapter's address of offset 0; of nodes that execute atomics alone
+}
+
+// answerLen is how long an answer is.
+func answerLen(acts bool) int {
+	if acts {
+		return answerBytes + baseBytes
+	}
+	return answerBytes
 }
 
 // append encodes an answer of the node.
-func (a *answer) append(b []byte) []byte {
+func (a *answer) append(b []byte, acts bool) []byte {
 	var flags uint32
 	if a.flush != rdma.NoFlush {
 		flags = flagPersistent | uint32(a.flush)<<8
@@ -180,12 +202,16 @@ func (a *answer) append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, flags)
 	b = binary.LittleEndian.AppendUint64(b, a.key)
 	b = binary.LittleEndian.AppendUint64(b, a.bytes)
-	return binary.LittleEndian.AppendUint64(b, uint64(a.rkey))
+	b = binary.LittleEndian.AppendUint64(b, uint64(a.rkey))
+	if acts {
+		b = binary.LittleEndian.AppendUint64(b, a.base)
+	}
+	return b
 }
 
-// Preconditions: len(b) == answerBytes.
+// Preconditions: len(b) is an answerLen.
 func decodeAnswer(b []byte) answer {
-	return answer{
+	a := answer{
 		kind: binary.LittleEndian.Uint32(b), tag: binary.LittleEndian.Uint32(b[4:]),
 		err:     host.CodeError(byte(min(binary.LittleEndian.Uint32(b[8:]), 255))),
 		flush:   rdma.FlushMethodOf(b[12]&flagPersistent != 0, b[13]),
@@ -193,4 +219,8 @@ func decodeAnswer(b []byte) answer {
 		key: binary.LittleEndian.Uint64(b[16:]), bytes: binary.LittleEndian.Uint64(b[24:]),
 		rkey: uint32(binary.LittleEndian.Uint64(b[32:])),
 	}
+	if len(b) > answerBytes {
+		a.base = binary.LittleEndian.Uint64(b[answerBytes:])
+	}
+	return a
 }

@@ -25,6 +25,12 @@ func TestMessageForms(t *testing.T) {
 	got, err := decodeEndpoint(b)
 	require.NoError(t, err)
 	require.Equal(t, e, got)
+	acts := e
+	acts.acts = true
+	got, err = decodeEndpoint(acts.append(nil))
+	require.NoError(t, err)
+	require.Equal(t, acts, got)
+	require.ErrorIs(t, checkMagic(acts.append(nil), endpointBytes), errPeer, "a client that knows no such nodes takes it for one")
 	for at, bad := range map[int]byte{0: 0, 4: 1, 5: 1, 6: 0} {
 		c := bytes.Clone(b)
 		c[at] = bad
@@ -61,8 +67,12 @@ func TestMessageForms(t *testing.T) {
 	require.Equal(t, r, decodeRequest(b))
 	for i, err := range append([]error{nil, rdma.ErrBroken}, rdma.Refusals...) {
 		a := answer{kind: kindFarewell, tag: 1, err: err, flush: rdma.FlushMethod(i % 5), verifies: i%2 == 0, key: 2, bytes: 3, rkey: 1<<32 - 1}
-		b := a.append(nil)
-		require.Len(t, b, answerBytes)
+		b := a.append(nil, false)
+		require.Len(t, b, answerLen(false))
+		require.Equal(t, a, decodeAnswer(b))
+		a.base = 1<<47 + 1
+		b = a.append(nil, true)
+		require.Len(t, b, answerLen(true))
 		require.Equal(t, a, decodeAnswer(b))
 	}
 }
@@ -71,7 +81,7 @@ func TestMessageForms(t *testing.T) {
 func FuzzMessages(f *testing.F) {
 	f.Add((&endpoint{port: 1, addr: [16]byte{1}, nonce: [16]byte{1}}).append(nil))
 	f.Add((&claim{lane: 1}).append(nil))
-	f.Add((&answer{err: rdma.ErrKey}).append(nil))
+	f.Add((&answer{err: rdma.ErrKey}).append(nil, false))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if e, err := decodeEndpoint(b); err == nil && !bytes.Equal(e.append(nil), b[:endpointBytes]) {
 			t.Fatal("an endpoint has two forms")
@@ -85,7 +95,7 @@ func FuzzMessages(f *testing.F) {
 				t.Fatal("a request has two forms")
 			}
 		}
-		if len(b) == answerBytes {
+		if len(b) == answerLen(false) || len(b) == answerLen(true) {
 			decodeAnswer(b)
 		}
 	})

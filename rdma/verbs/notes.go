@@ -28,8 +28,8 @@ type notes struct {
 }
 
 // pin makes the page. Preconditions: pd is the lane's.
-func (n *notes) pin(pd *C.struct_ibv_pd) (err error) {
-	n.page, err = unix.Mmap(-1, 0, notesBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+func (n *notes) pin(pd *C.struct_ibv_pd, bytes int) (err error) {
+	n.page, err = unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return fmt.Errorf("memory of a lane: %w", err)
 	}
@@ -59,7 +59,21 @@ func (l *lane) receive() C.int {
 	if l.notes.page == nil {
 		return C.q_receive(l.qp, C.uint64_t(l.id), nil, 0, 0)
 	}
-	return C.q_receive(l.qp, C.uint64_t(l.id), address(l.notes.page), maxAsked, l.notes.mr.lkey)
+	to, _ := halves(l.notes.page)
+	return C.q_receive(l.qp, C.uint64_t(l.id), address(to), C.uint32_t(len(to)), l.notes.mr.lkey)
+}
+
+// receiveAgain posts the lane's receive after something has completed it. Of a queue pair in the error state it is to be flushed: not
+// every driver looks for receives that come later, so it is told once more. Preconditions: mu is held.
+func (l *lane) receiveAgain() bool {
+	if l.qp == nil {
+		return true
+	}
+	ok := l.receive() == 0
+	if l.stopped != nil {
+		C.q_error(l.qp)
+	}
+	return ok
 }
 
 // hear takes a message of the client's, and posts the receive anew at once: the lane is drained when that is flushed. false: it is
@@ -68,11 +82,12 @@ func (l *lane) hear(bytes int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := &l.notes
-	if n.page == nil || n.busy || bytes < askedBytes || bytes > maxAsked {
+	from, _ := halves(n.page)
+	if n.page == nil || n.busy || bytes < askedBytes || bytes > len(from) {
 		return false
 	}
-	n.asked = append(n.asked[:0], n.page[:bytes]...)
-	if l.qp != nil && l.receive() != 0 {
+	n.asked = append(n.asked[:0], from[:bytes]...)
+	if !l.receiveAgain() {
 		return false // ends the lane, whose drain tries once more
 	}
 	if l.stopped == nil {
@@ -84,8 +99,11 @@ func (l *lane) hear(bytes int) bool {
 
 // turns is the queue of the request that the lane has. Preconditions: the request has at least askedBytes.
 func (l *lane) turns() *turns[*lane] {
-	if (asked{l.notes.asked}).task() == taskHash {
+	switch task := (asked{l.notes.asked}).task(); {
+	case task == taskHash:
 		return l.server.hashes
+	case task == taskChain && l.server.acts != nil:
+		return l.server.chains
 	}
 	return l.server.asks
 }
@@ -131,8 +149,15 @@ func (l *lane) serveAsked(h *host.Hasher) {
 		return
 	}
 	f := answered{tag: a.tag(), done: n.made.done, err: err}
-	f.put(n.page[answeredAt:], n.made.hashes[:a.hashes()])
-	n.bytes = a.answerBytes()
+	_, answer := halves(n.page)
+	f.put(answer, n.made.hashes[:a.hashes()])
+	l.reply(a.answerBytes())
+}
+
+// reply sends an answer of so many bytes, which page has. Preconditions: mu is held, the queue pair is there.
+func (l *lane) reply(bytes int) {
+	n := &l.notes
+	n.bytes = bytes
 	if n.owed = n.sent; !n.owed {
 		l.answer()
 	}
@@ -142,8 +167,9 @@ func (l *lane) serveAsked(h *host.Hasher) {
 // under way.
 func (l *lane) answer() {
 	n := &l.notes
+	_, from := halves(n.page)
 	n.sent = true
-	if e := C.q_send(l.qp, C.uint64_t(l.id|sendID), address(n.page[answeredAt:]), C.uint32_t(n.bytes), n.mr.lkey); e != 0 {
+	if e := C.q_send(l.qp, C.uint64_t(l.id|sendID), address(from), C.uint32_t(n.bytes), n.mr.lkey); e != 0 {
 		l.server.log.Error("verbs fabric: an answer cannot be sent: its lane ends", "session", l.ticket.Session, "error", unix.Errno(e))
 		l.nc.Close() // its goroutine does the rest
 	}

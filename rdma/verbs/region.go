@@ -100,7 +100,11 @@ func (s *Server) OpenRegion(ctx context.Context, number uint32, epoch uint64, m 
 	r.serve(m, epoch, m.Tenant())
 	r.closed = max(r.closed, epoch-1)
 	// Now, not at the first client's Open, which would have to wait for it.
-	if err := s.registerFor(r); err != nil {
+	err := s.registerFor(r)
+	if err == nil && s.acts != nil {
+		err = s.acts.OpenRegion(ctx, number, epoch, m)
+	}
+	if err != nil {
 		return errors.Join(err, r.letGo(ctx, false))
 	}
 	return nil
@@ -145,7 +149,7 @@ func (s *Server) registered(r *region, d *domain) (*C.struct_ibv_mr, error) {
 	if err := r.memory.Pin(); err != nil {
 		return nil, fmt.Errorf("region %d: %w", r.number, err)
 	}
-	mr, err := r.register(d, s.regionAccess(r.windows, r.memory))
+	mr, err := r.register(d, s.regionAccess(r.windows, r.memory), s.device.base)
 	if err != nil {
 		r.memory.Unpin()
 		s.log.Error("verbs fabric: region cannot be registered", "region", r.number, "error", err)
@@ -166,6 +170,11 @@ func (s *Server) CloseRegion(ctx context.Context, number uint32, epoch uint64) e
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.closed = max(r.closed, epoch)
+	if s.acts != nil {
+		if err := s.acts.CloseRegion(ctx, number, epoch); err != nil {
+			return err
+		}
+	}
 	if r.memory != nil && r.epoch > epoch {
 		return nil
 	}
@@ -236,7 +245,7 @@ func (r *region) remember(key uint32) {
 
 // grant gives a lane access to a region under an epoch. ErrKey while the region is
 // not served under that epoch, ErrTicket if it is another tenant's.
-func (s *Server) grant(l *lane, number uint32, epoch uint64, a *answer) error {
+func (s *Server) grant(l *lane, number uint32, epoch uint64, slot int32, a *answer) error {
 	s.mu.Lock()
 	r := s.regions[number]
 	s.mu.Unlock()
@@ -270,6 +279,12 @@ func (s *Server) grant(l *lane, number uint32, epoch uint64, a *answer) error {
 		}
 	}
 	a.key, a.rkey, a.bytes = r.windowKey(l.ticket.Serial), rkey, uint64(len(r.memory.Bytes()))
+	if s.acts != nil {
+		if a.key, err = s.openActing(l, number, epoch, slot); err != nil {
+			return err
+		}
+		a.base = s.device.base(r.memory.Bytes())
+	}
 	a.flush, a.flushes, a.verifies = s.method(r.memory), s.flushes, true
 	return nil
 }
@@ -283,9 +298,17 @@ func (s *Server) regionAccess(windows bool, m *host.Memory) C.int {
 	case windows:
 		return C.IBV_ACCESS_LOCAL_WRITE | C.IBV_ACCESS_MW_BIND
 	case s.method(m) == rdma.Native:
-		return regionAccess | C.Q_ACCESS_FLUSH | C.Q_ACCESS_PERSISTENT
+		return s.device.regionAccess() | C.Q_ACCESS_FLUSH | C.Q_ACCESS_PERSISTENT
 	case s.flushes:
-		return regionAccess | C.Q_ACCESS_FLUSH
+		return s.device.regionAccess() | C.Q_ACCESS_FLUSH
+	}
+	return s.device.regionAccess()
+}
+
+// regionAccess is the access to a region's memory. Where processors execute the atomics the adapter executes none, whoever asks.
+func (d *device) regionAccess() C.int {
+	if d.acts() {
+		return regionAccess &^ C.IBV_ACCESS_REMOTE_ATOMIC
 	}
 	return regionAccess
 }
@@ -293,7 +316,7 @@ func (s *Server) regionAccess(windows bool, m *host.Memory) C.int {
 const regionAccess = C.IBV_ACCESS_LOCAL_WRITE | C.IBV_ACCESS_REMOTE_READ | C.IBV_ACCESS_REMOTE_WRITE | C.IBV_ACCESS_REMOTE_ATOMIC
 
 // register hands the region to the adapter, addressed from 0, under a new key.
-func (r *region) register(d *domain, access C.int) (*C.struct_ibv_mr, error) {
+func (r *region) register(d *domain, access C.int, base func(mem []byte) uint64) (*C.struct_ibv_mr, error) {
 	var used []*C.struct_ibv_mr
 	defer func() {
 		for _, mr := range used {
@@ -301,7 +324,7 @@ func (r *region) register(d *domain, access C.int) (*C.struct_ibv_mr, error) {
 		}
 	}()
 	for {
-		mr, err := register(d.pd, r.memory.Bytes(), 0, access)
+		mr, err := register(d.pd, r.memory.Bytes(), base(r.memory.Bytes()), access)
 		if err != nil {
 			return nil, fmt.Errorf("region %d: %w", r.number, err)
 		}

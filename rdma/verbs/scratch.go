@@ -34,7 +34,7 @@ type scratch struct {
 	staged  int                              // bytes of stage in use, from its start; 0 when no chain is under way
 	stageAt [slots][rdma.MaxChainVerbs]int32 // 1 + place of the verb's buffer; 0 = its own
 
-	notes   []byte           // what nodes are asked to flush, and their answer; nil until needed
+	notes   []byte           // what nodes are asked to do, and their answer; nil until needed
 	notesMR *C.struct_ibv_mr // of notes
 
 	cached span // the piece that find returned last

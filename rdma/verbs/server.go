@@ -38,6 +38,7 @@ const (
 	// flushers is how many goroutines flush for clients, hashers how many hash: so many processors at most are busy with that.
 	flushers = 4
 	hashers  = 1
+	actors   = 4 // execute chains
 	// bindTimeout bounds how long an adapter may take to bind or invalidate a window, which
 	// is a work request of microseconds behind at most one other.
 	bindTimeout = 5 * time.Second
@@ -71,10 +72,12 @@ type Server struct {
 	windows  bool                         // of type 2, for each lane and region
 	plain    atomic.Bool                  // a window was refused: regions opened from now on have none
 	mail     *host.Access                 // of the lanes' mailboxes; no region is opened in it
+	acts     *host.Access                 // executes what clients' messages have, in the processors' domain; nil: adapters execute atomics
 	flushes  bool                         // regions take native FLUSHes
 
 	asks    *turns[*lane]       // lanes that have not ended and whose clients ask to have ranges flushed
 	hashes  *turns[*lane]       // the same, hashed: a durable commit waits for no hash
+	chains  *turns[*lane]       // the same, executed
 	left    func(serial uint64) // see OnLeft
 	served  sync.WaitGroup      // sockets
 	drained sync.WaitGroup      // drain, meet and work
@@ -143,13 +146,16 @@ func NewServer(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation ui
 	s := &Server{
 		limits: limits, log: log, device: dev, patience: joinTimeout, binding: bindTimeout, draining: drainTimeout,
 		regions: make(map[uint32]*region), domains: make(map[uint32]*domain),
-		asks: newTurns[*lane](), hashes: newTurns[*lane](), failed: make(chan error, 1), sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), joins: make(map[[16]byte]*lane), offences: make(map[uint64]uint64),
+		asks: newTurns[*lane](), hashes: newTurns[*lane](), chains: newTurns[*lane](), failed: make(chan error, 1), sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), joins: make(map[[16]byte]*lane), offences: make(map[uint64]uint64),
 	}
 	var seed [keyring.SeedBytes]byte
 	rand.Read(seed[:])
 	s.own = keyring.NewSigner(seed)
 	s.Verifier = host.Verifier{Cluster: cluster, Keys: keys, Own: keyring.NewRing(s.own.Public()), Node: node, Incarnation: incarnation}
 	s.mail, s.mailboxes = host.New(cluster, keys, node, incarnation, limits), make(map[*host.Memory]mailRegistration)
+	if dev.acts() {
+		s.acts = host.New(cluster, keys, node, incarnation, limits)
+	}
 	if e := C.q_drains_open(dev.ctx, 3*maxLanes, C.uint32_t(incarnation>>1), &s.channel, &s.drains); e != 0 {
 		dev.close()
 		return nil, problem("completion queue on "+dev.caps.Device, e)
@@ -176,6 +182,11 @@ func NewServer(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation ui
 	}
 	for range hashers {
 		s.drained.Go(func() { s.work(s.hashes) })
+	}
+	if s.acts != nil {
+		for range actors {
+			s.drained.Go(s.serveActs)
+		}
 	}
 	s.chooseWindows()
 	if err := s.chooseFlush(); err != nil {
@@ -262,6 +273,11 @@ func (s *Server) Close(ctx context.Context) error {
 	if err := s.mail.Close(ctx); err != nil {
 		return err
 	}
+	if s.acts != nil {
+		if err := s.acts.Close(ctx); err != nil {
+			return err
+		}
+	}
 	for _, r := range regions {
 		if err := r.cut(ctx); err != nil {
 			return err
@@ -298,6 +314,7 @@ func (s *Server) Close(ctx context.Context) error {
 func (s *Server) quiet() {
 	s.asks.close()
 	s.hashes.close()
+	s.chains.close()
 	s.mu.Lock()
 	if s.device != nil {
 		unix.Write(s.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})

@@ -47,7 +47,7 @@ func (r *region) bind(ctx context.Context, l *lane, mr *C.struct_ibv_mr) (rkey u
 		return 0, err
 	}
 	err = l.execute(ctx, func(id C.uint64_t) C.int {
-		return C.q_bind(l.qp, g.window, mr, C.uint32_t(g.rkey), 0, C.uint64_t(len(r.memory.Bytes())), l.access(), id)
+		return C.q_bind(l.qp, g.window, mr, C.uint32_t(g.rkey), C.uint64_t(l.server.device.base(r.memory.Bytes())), C.uint64_t(len(r.memory.Bytes())), l.access(), id)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("binding a window: %w", err)
@@ -185,7 +185,7 @@ func (s *Server) tryWindow(r *region, d *domain, mr *C.struct_ibv_mr) (refused b
 	g, err := far.window(r.number, nil)
 	if err == nil {
 		err = far.execute(s.ctx, func(id C.uint64_t) C.int {
-			return C.q_bind(far.qp, g.window, mr, C.uint32_t(g.rkey), 0, C.uint64_t(len(r.memory.Bytes())), far.access(), id)
+			return C.q_bind(far.qp, g.window, mr, C.uint32_t(g.rkey), C.uint64_t(s.device.base(r.memory.Bytes())), C.uint64_t(len(r.memory.Bytes())), far.access(), id)
 		})
 	}
 	if errors.Is(err, errWindow) || errors.Is(err, errStopped) && s.ctx.Err() == nil {
@@ -298,7 +298,11 @@ func (s *Server) probeWindows() (bounds, owner bool, err error) {
 			return fmt.Errorf("no outcome (%d)", how)
 		}
 	}
-	for i, op := range []C.uint8_t{C.Q_READ, C.Q_WRITE, C.Q_FAA} {
+	inside := []C.uint8_t{C.Q_READ, C.Q_WRITE, C.Q_FAA}
+	if s.acts != nil {
+		inside = inside[:2]
+	}
+	for i, op := range inside {
 		if err := try(mine, op, 8, uint64(i+1), probeFrom+probeBytes-8); err != nil {
 			return false, false, fmt.Errorf("verb %d inside of a window: %w", op, err)
 		}

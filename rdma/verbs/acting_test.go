@@ -1,0 +1,99 @@
+//go:build cgo && verbs
+
+package verbs
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/rdmatest"
+)
+
+// The contract where the node's processors execute the atomics.
+func TestContractWithAgentAtomics(t *testing.T) {
+	d := newDialer(t)
+	rdmatest.Run(t, rdmatest.Provider{
+		Name: "verbs", Dialer: d,
+		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node {
+			return contractNode{startNodeOf(t, c, Config{Windows: WindowsOff, Atomics: AtomicsAgent})}
+		},
+	})
+	require.Zero(t, Live().QueuePairs, "queue pairs are left")
+}
+
+// What is too long for a message goes by the adapter, before it or behind its answer, and order and results are those of one chain.
+func TestLongVerbsBesideMessages(t *testing.T) {
+	n := startNodeOf(t, testCluster, Config{Windows: WindowsOff, Atomics: AtomicsAgent})
+	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+	d := newDialer(t)
+	_, to := open(t, d, n.addr, ticket(1, 0, rdma.ReadWrite), 0)
+	long, back, tail := make([]byte, 64<<10), make([]byte, 64<<10), make([]byte, 64<<10)
+	for i := range uint64(20) {
+		long[0], long[len(long)-1] = byte(i+1), byte(i+1)
+		before := d.Stats()
+		got := chain(to, guard, func(ch *rdma.Chain) {
+			ch.Write(1<<20, long)
+			ch.CAS(0, i, i+1)
+			ch.Read(1<<20, back)
+			ch.FetchAdd(8, 2)
+			ch.Fenced()
+			ch.Read(1<<20, tail)
+		})
+		require.NoError(t, got.Err)
+		require.Equal(t, 5, got.Done)
+		require.Equal(t, []uint64{i, 2 * i}, []uint64{got.Verbs[1].Old, got.Verbs[3].Old})
+		require.Equal(t, long, back)
+		require.Equal(t, long, tail)
+		require.EqualValues(t, 2, d.Stats().Acted-before.Acted)
+		require.EqualValues(t, 3, d.Stats().Parts-before.Parts)
+	}
+	// READs and WRITEs alone need no message.
+	before := d.Stats().Acted
+	require.NoError(t, chain(to, guard, func(ch *rdma.Chain) {
+		ch.Write(64, long[:8])
+		ch.Read(64, back[:8])
+	}).Err)
+	require.Equal(t, before, d.Stats().Acted)
+}
+
+// No atomic of an adapter reaches a region of the processors' domain, whatever its client believes.
+func TestHazard128_AdapterAtomicsAreRefused(t *testing.T) {
+	n := startNodeOf(t, testCluster, Config{Windows: WindowsOff, Atomics: AtomicsAgent})
+	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+	c, to := open(t, newDialer(t), n.addr, ticket(1, 0, rdma.ReadWrite), 0)
+	require.True(t, c.windows[to.Window.Slot].acts)
+	c.windows[to.Window.Slot].acts = false // as a client of an earlier version has it
+	got := chain(to, guard, func(ch *rdma.Chain) { ch.FetchAdd(0, 1) })
+	require.ErrorIs(t, got.Err, rdma.ErrKey)
+	require.Zero(t, n.Bytes(1)[0])
+}
+
+// A connection that ends leaves the outcome of a message open, and the message is not executed again. See also TestContractWithAgentAtomics.
+func TestHazard129_BrokenMessageIsUnknown(t *testing.T) {
+	n := startNodeOf(t, testCluster, Config{Windows: WindowsOff, Atomics: AtomicsAgent})
+	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+	c, to := open(t, newDialer(t), n.addr, ticket(1, 0, rdma.ReadWrite), 0)
+	// The node has the message and cannot come to execute it.
+	l := n.sessions[c.as.Serial].lanes[0]
+	l.acting.mu.Lock()
+	var r rdma.Round
+	ch := r.Chain(to)
+	ch.FetchAdd(0, 1)
+	c.Post(ch)
+	require.True(t, c.acting)
+	c.nc.Close()
+	c.Wait(ch, 0)
+	require.ErrorIs(t, ch.Err, rdma.ErrBroken)
+	require.NotErrorIs(t, ch.Err, rdma.ErrRefused)
+	require.Zero(t, ch.Done)
+	l.acting.mu.Unlock()
+	require.NoError(t, c.Reset(t.Context()))
+	before := n.Bytes(1)[0]
+	require.LessOrEqual(t, before, byte(1))
+	got := chain(to, guard, func(ch *rdma.Chain) { ch.FetchAdd(0, 1) })
+	require.NoError(t, got.Err)
+	require.Equal(t, uint64(before), got.Verbs[0].Old)
+	require.Equal(t, before+1, n.Bytes(1)[0])
+}
