@@ -18,7 +18,7 @@ const (
 var regionMagic = [8]byte{'Q', 'U', 'A', 'R', 'R', 'Y', '\r', '\n'}
 
 // Domain is the unit within which 8-byte atomics are atomic. A region belongs to
-// one: the CPUs of its host, or one RDMA adapter.
+// one: the CPUs of its host, or one RDMA adapter. A node whose adapter has no atomics serves regions of the CPUs.
 type Domain uint32
 
 const (

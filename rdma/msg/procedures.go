@@ -8,7 +8,7 @@ package msg
 //	3  Object    objects that the node reads, writes, frees and releases
 //	4            kept
 //	5            kept for ranges that the node flushes
-//	6            kept for chains with atomics, where the adapter has none
+//	6            kept; chains with atomics go as messages on the queue pair, where the adapter has none
 //	7            kept for checksums of ranges
 //	8            kept for the table and the names
 //	9  Watch     notifications

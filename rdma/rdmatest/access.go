@@ -90,7 +90,7 @@ func testRotation(t *testing.T, p Provider) {
 
 	require.NoError(t, b.OpenRegion(t.Context(), 1, 2))
 	for range 3 {
-		c := one(to, func(c *rdma.Chain) { c.Write(0, pattern(64, 3)) })
+		c := b.outdated(to, func(c *rdma.Chain) { c.Write(0, pattern(64, 3)) })
 		require.ErrorIs(t, c.Err, rdma.ErrKey)
 		require.Zero(t, c.Done)
 	}
@@ -105,7 +105,7 @@ func testRotation(t *testing.T, p Provider) {
 	require.NotEqual(t, to.Window.Key, w.Key)
 	fresh := &rdma.Target{Conn: to.Conn, Window: w}
 	require.Equal(t, pattern(64, 2), read(t, fresh, 0, 64), "rotation keeps the memory")
-	require.ErrorIs(t, one(to, func(c *rdma.Chain) { c.Write(0, pattern(64, 3)) }).Err, rdma.ErrKey, "the old key in the new window's slot")
+	require.ErrorIs(t, b.outdated(to, func(c *rdma.Chain) { c.Write(0, pattern(64, 3)) }).Err, rdma.ErrKey, "the old key in the new window's slot")
 	require.Error(t, b.OpenRegion(t.Context(), 1, 1), "epochs only rise")
 	require.Equal(t, pattern(64, 2), read(t, fresh, 0, 64))
 }
@@ -118,7 +118,7 @@ func testCloseRegion(t *testing.T, p Provider) {
 	require.NoError(t, err)
 	other := &rdma.Target{Conn: to.Conn, Window: w}
 	require.NoError(t, b.CloseRegion(t.Context(), 1, 3))
-	require.ErrorIs(t, one(to, func(c *rdma.Chain) { c.Read(0, make([]byte, 8)) }).Err, rdma.ErrKey)
+	require.ErrorIs(t, b.outdated(to, func(c *rdma.Chain) { c.Read(0, make([]byte, 8)) }).Err, rdma.ErrKey)
 	write(t, other, 0, []byte{1})
 	_, err = to.Conn.Open(t.Context(), 1, 1)
 	require.ErrorIs(t, err, rdma.ErrKey)
@@ -162,6 +162,9 @@ func testRotationUnderLoad(t *testing.T, p Provider) {
 						late.Add(1)
 					}
 				default:
+					if errors.Is(err, rdma.ErrBroken) {
+						to.Conn.Reset(context.Background())
+					}
 					if w, err := to.Conn.Open(context.Background(), 1, epoch.Load()); err == nil {
 						to.Window = w
 					}

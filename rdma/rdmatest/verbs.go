@@ -187,6 +187,7 @@ func testLargestChain(t *testing.T, p Provider) {
 		c.Write(3, data[1])
 		c.Read(3, back[1])
 		c.Write(5, data[2])
+		c.Fenced()
 		c.Read(5, back[2][:rdma.MaxVerbBytes-1000])
 		for range 100 {
 			c.FetchAdd(0, 1)

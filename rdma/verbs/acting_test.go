@@ -3,6 +3,7 @@
 package verbs
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -20,6 +21,23 @@ func TestContractWithAgentAtomics(t *testing.T) {
 			return contractNode{startNodeOf(t, c, Config{Windows: WindowsOff, Atomics: AtomicsAgent})}
 		},
 	})
+	require.Zero(t, Live().QueuePairs, "queue pairs are left")
+}
+
+// The contract over an iWARP device, whose node's processors execute the atomics.
+func TestContractOverIWARP(t *testing.T) {
+	d := newDialer(t)
+	if !d.Caps().IWARP {
+		t.Skip("no iWARP device: run verify/rxevm/test-rdma.sh iwarp")
+	}
+	p := rdmatest.Provider{
+		Name: "verbs", Dialer: d, Vague: true,
+		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node { return contractNode{startNode(t, c)} },
+	}
+	if strings.HasPrefix(d.Caps().Device, "siw") {
+		p.Unsuited = []string{"Sizes"} // short READs across pages
+	}
+	rdmatest.Run(t, p)
 	require.Zero(t, Live().QueuePairs, "queue pairs are left")
 }
 

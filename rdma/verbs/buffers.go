@@ -19,7 +19,8 @@ const pieceBytes = 4 << 20
 
 // buffers is what a dialer's lanes may give to the device.
 type buffers struct {
-	pd *C.struct_ibv_pd // the dialer's protection domain
+	pd     *C.struct_ibv_pd // the dialer's protection domain
+	access C.int            // of registrations
 
 	mu         sync.Mutex             // guards ranges and the replacement of pieces; readers of pieces do not take it
 	ranges     []span                 // as given to Register
@@ -83,7 +84,7 @@ func (b *buffers) pin(start, end uint64, cached *span) bool {
 		to := min((end-r.start+pieceBytes-1)/pieceBytes*pieceBytes, r.end-r.start)
 		p := span{start: r.start + from, end: r.start + to, mem: r.mem[from:to]}
 		var err error
-		if p.mr, err = register(b.pd, p.mem, p.start, C.IBV_ACCESS_LOCAL_WRITE); err != nil {
+		if p.mr, err = register(b.pd, p.mem, p.start, b.access); err != nil {
 			return false // the caller copies
 		}
 		p.lkey = uint32(p.mr.lkey)

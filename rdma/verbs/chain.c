@@ -69,10 +69,10 @@ int q_post(q_lane *l, int n, uint64_t sequence, int *posted)
 	return e;
 }
 
-int q_ring(q_lane *l, uint64_t sequence)
+int q_ring(q_lane *l, uint64_t sequence, int iwarp)
 {
 	struct ibv_send_wr *bad, wr = {
-		.wr_id = sequence << 16, .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .send_flags = IBV_SEND_SIGNALED,
+		.wr_id = sequence << 16, .opcode = iwarp ? IBV_WR_SEND : IBV_WR_RDMA_WRITE_WITH_IMM, .send_flags = IBV_SEND_SIGNALED,
 	};
 	return ibv_post_send(l->qp, &wr, &bad);
 }

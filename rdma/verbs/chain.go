@@ -155,7 +155,7 @@ func (c *conn) write(p *posted) bool {
 	if c.slots == 1<<slots-1 || c.acting {
 		return false
 	}
-	if n := c.wrs + len(ch.Verbs) - p.from; n > c.depth {
+	if n := c.wrs + len(ch.Verbs) - p.from + c.dialer.device.more(); n > c.depth {
 		c.need = max(c.need, min(n, mostDepth))
 		return false
 	}
@@ -202,6 +202,9 @@ func (c *conn) write(p *posted) bool {
 
 // count numbers a part that is about to be posted.
 func (c *conn) count(p *posted) {
+	if c.dialer.device.caps.IWARP {
+		c.overIWARP(p)
+	}
 	c.dialer.parts.Add(1)
 	c.seq++
 	p.seq = c.seq
@@ -259,7 +262,7 @@ func (c *conn) describe(p *posted, n int, w *window, v *rdma.Verb) (full bool, e
 
 // collect takes the answers of the first n verbs of a part that has completed.
 func (c *conn) collect(p *posted, n int) {
-	if p.acts { // behind them is a SEND
+	if n = min(n, p.to-p.from); p.acts { // behind them is a SEND
 		n = min(n, p.direct)
 	}
 	for i := range n {
@@ -452,6 +455,11 @@ func (c *conn) await(p *posted, written bool, deadline int64) bool {
 func (c *conn) refusedBy(p *posted) {
 	ch, l := p.chain, c.lane
 	status, vendor := l.status, l.vendor
+	if c.dialer.device.caps.IWARP { // which does not tell which verb was refused, nor whether one was
+		c.fail(fmt.Errorf("the queue pair has ended: %s (vendor %#x)", C.GoString(C.ibv_wc_status_str(C.enum_ibv_wc_status(status))), uint32(vendor)))
+		ch.Err = c.dead
+		return
+	}
 	overtaken := true
 	if uint64(l.failed)>>16 == p.seq {
 		at := min(int(l.failed&0xffff), p.wrs)

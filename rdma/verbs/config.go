@@ -247,6 +247,18 @@ const noAtomics = "none"
 // Acts says whether a node on the device has its processors execute the atomics of its regions.
 func (c *Caps) Acts(want Atomics) bool { return c.Atomics == noAtomics || want == AtomicsAgent }
 
+// Agrees says whether a client on the device may use a node whose processors execute the atomics of its regions (acts), or one whose
+// adapter does.
+func (c *Caps) Agrees(want Atomics, acts bool) error {
+	switch {
+	case acts && want == AtomicsRequired:
+		return errors.New("the node's processors execute the atomics of its regions, and this side requires an adapter that does (--rdma-atomics required)")
+	case !acts && c.Atomics == noAtomics:
+		return fmt.Errorf("%s has no atomics, and the node's adapter executes those of its regions: use another adapter, or the tcp provider", c.Device)
+	}
+	return nil
+}
+
 // Stats counts what a dialer's lanes have done besides chains.
 type Stats struct {
 	Copied     uint64 // buffers outside of registered memory

@@ -44,6 +44,33 @@ func TestParseConfig(t *testing.T) {
 	}
 }
 
+// Both sides of a connection have the atomics of a region executed by one unit, or there is no connection.
+func TestAgentAtomicsAreAgreed(t *testing.T) {
+	some, none := Caps{Device: "mlx5_0", Atomics: "hca"}, Caps{Device: "siw0", Atomics: noAtomics}
+	require.False(t, some.Acts(AtomicsAuto))
+	require.False(t, some.Acts(AtomicsRequired))
+	require.True(t, some.Acts(AtomicsAgent))
+	require.True(t, none.Acts(AtomicsAuto))
+	for _, c := range []struct {
+		client Caps
+		want   Atomics
+		acts   bool
+		says   string
+	}{
+		{some, AtomicsAuto, false, ""}, {some, AtomicsAuto, true, ""}, {none, AtomicsAuto, true, ""}, {some, AtomicsRequired, false, ""},
+		{some, AtomicsRequired, true, "--rdma-atomics required"},
+		{none, AtomicsAuto, false, "siw0 has no atomics"},
+		{none, AtomicsAgent, false, "siw0 has no atomics"},
+	} {
+		err := c.client.Agrees(c.want, c.acts)
+		if c.says == "" {
+			require.NoError(t, err)
+		} else {
+			require.ErrorContains(t, err, c.says)
+		}
+	}
+}
+
 // What a lane pins, by the formulas of the mlx5 provider: one whose queue holds four full
 // chains pins about 650 KiB, a new one a twelfth of that.
 func TestPinnedLane(t *testing.T) {

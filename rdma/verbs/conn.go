@@ -179,7 +179,7 @@ func (c *conn) greet() error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
-	if err := c.dialer.device.agrees(peer.acts); err != nil {
+	if err := c.dialer.device.caps.Agrees(c.dialer.config.Atomics, peer.acts); err != nil {
 		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
 	c.acts = peer.acts

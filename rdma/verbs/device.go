@@ -17,7 +17,9 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 
@@ -193,7 +195,11 @@ func probe(d *C.struct_ibv_device, name string, c Config, near netip.Addr) (foun
 			continue
 		}
 		caps.Port, caps.RoCE, caps.MTU = port, p.link_layer == C.IBV_LINK_LAYER_ETHERNET, 128<<p.active_mtu
-		found = append(found, addresses(ctx, caps, c, near)...)
+		if caps.IWARP {
+			found = append(found, interfaces(name, caps, c, near)...)
+		} else {
+			found = append(found, addresses(ctx, caps, c, near)...)
+		}
 	}
 	if len(found) == 0 {
 		if len(down) > 0 {
@@ -206,25 +212,6 @@ func probe(d *C.struct_ibv_device, name string, c Config, near netip.Addr) (foun
 
 // acts says whether the processors of a node execute the atomics of its regions in place of this device.
 func (d *device) acts() bool { return d.caps.Acts(d.config.Atomics) }
-
-// agrees says whether clients may use this device where a node's processors execute the atomics of its regions, or its adapter does.
-func (d *device) agrees(acts bool) error {
-	switch {
-	case acts && d.config.Atomics == AtomicsRequired:
-		return errors.New("the node's processors execute the atomics of its regions, and this side requires an adapter that does (--rdma-atomics required)")
-	case !acts && d.caps.Atomics == noAtomics:
-		return fmt.Errorf("%s has no atomics, and the node's adapter executes those of its regions: use another adapter, or the tcp provider", d.caps.Device)
-	}
-	return nil
-}
-
-// base is the address of memory as the device counts it.
-func (d *device) base(mem []byte) uint64 {
-	if d.caps.IWARP { // not every driver counts from where it is told
-		return addressOf(mem)
-	}
-	return 0
-}
 
 // atomicScope is within which bounds a device's atomics are atomic.
 func atomicScope(name string, scope int, want Atomics) (string, error) {
@@ -254,14 +241,7 @@ func addresses(ctx *C.struct_ibv_context, caps Caps, c Config, near netip.Addr) 
 		plain := gid.Unmap()
 		f := candidate{caps: caps, scope: uint32(e.ndev_ifindex)}
 		f.caps.GID, f.caps.GIDIndex = plain, int(e.gid_index)
-		switch {
-		case plain.Is4():
-			f.score = 20
-		case plain.IsLinkLocalUnicast():
-			f.score = 5
-		default:
-			f.score = 10
-		}
+		f.score = score(plain)
 		if caps.RoCE && e.gid_type == C.IBV_GID_TYPE_ROCE_V1 {
 			f.score = 1
 		}
@@ -277,6 +257,50 @@ func addresses(ctx *C.struct_ibv_context, caps Caps, c Config, near netip.Addr) 
 		found = append(found, f)
 	}
 	return found
+}
+
+// interfaces lists the addresses of the network interface of an iWARP port, whose GIDs are none.
+func interfaces(name string, caps Caps, c Config, near netip.Addr) (found []candidate) {
+	b, err := os.ReadFile(fmt.Sprintf("/sys/class/infiniband/%s/ports/%d/gid_attrs/ndevs/0", name, caps.Port))
+	if err != nil {
+		return nil
+	}
+	i, err := net.InterfaceByName(strings.TrimSpace(string(b)))
+	if err != nil {
+		return nil
+	}
+	all, err := i.Addrs()
+	if err != nil {
+		return nil
+	}
+	for _, a := range all {
+		p, err := netip.ParsePrefix(a.String())
+		if err != nil {
+			continue
+		}
+		plain := p.Addr().Unmap().WithZone("")
+		f := candidate{caps: caps, scope: uint32(i.Index), score: score(plain)}
+		f.caps.GID = plain
+		if near.IsValid() && plain == near.Unmap() {
+			f.score += 100
+		}
+		if !c.GID.IsValid() || plain == c.GID.Unmap() {
+			f.score -= 1000 // another device is better: the node's processors execute atomics
+			found = append(found, f)
+		}
+	}
+	return found
+}
+
+// score prefers IPv4, then global IPv6, then link-local.
+func score(a netip.Addr) int {
+	switch {
+	case a.Is4():
+		return 20
+	case a.IsLinkLocalUnicast():
+		return 5
+	}
+	return 10
 }
 
 // Probe says whether a device can be used, and can serve memory of this kind.

@@ -48,6 +48,7 @@ func NewDialer(c Config) (*Dialer, error) {
 		return nil, err
 	}
 	d := &Dialer{config: c.withDefaults(), device: dev, conns: make(map[*conn]struct{})}
+	d.buffers.access = dev.sinkAccess()
 	if d.buffers.pd = C.q_pd(dev.ctx); d.buffers.pd == nil {
 		dev.close()
 		return nil, fmt.Errorf("protection domain on %s: the device has no more", dev.caps.Device)

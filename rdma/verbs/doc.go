@@ -9,13 +9,15 @@
 //	      ├ connection id: claim                 ├ region  a memory region of its tenant's domain
 //	      └ queue pair ── READ WRITE CAS FAA ──  └ lane    socket, queue pair, connection id
 //	                      FLUSH, or SEND to ask
-//	                      processors for it
+//	                      processors for it, or
+//	                      to have them run a chain
 //
 // The socket (tcp) carries the ticket, which 56 bytes of private data could not hold,
 // and its answer a nonce. The request to connect that has this nonce gets the queue pair
 // that was made for the ticket. Afterwards windows are opened over the socket, and its end
 // tells each side that the other is gone. The data path is the queue pair alone: no thread
-// of the node takes part, but in what it is asked to flush.
+// of the node takes part, but in what it is asked to flush, and in chains with an atomic where
+// its processors execute those: see act.go.
 //
 // # Taking access away
 //

@@ -50,14 +50,22 @@ func (s *Server) completed(d *completion) {
 		l.bound <- C.uint32_t(d.status) // has room, and one is under way
 	case d.id&sendID != 0:
 		l.sent(C.uint32_t(d.status))
-	case d.status == C.IBV_WC_SUCCESS && d.rings != 0 && l.rung():
-	case d.status == C.IBV_WC_SUCCESS && d.rings == 0 && l.hear(int(d.bytes)):
+	case d.status == C.IBV_WC_SUCCESS && s.rings(d):
+		if !l.rung() {
+			l.spoke()
+		}
+	case d.status == C.IBV_WC_SUCCESS && l.hear(int(d.bytes)):
 	case d.status != C.IBV_WC_WR_FLUSH_ERR:
 		l.spoke()
 	case l.flush():
 		s.access.Add(1)
 		s.offend(l.ticket.Serial)
 	}
+}
+
+// rings says whether a message only wakes the node.
+func (s *Server) rings(d *completion) bool {
+	return d.rings != 0 || s.device.caps.IWARP && d.bytes == 0
 }
 
 // offend counts a queue pair that has failed because of what its client sent. A correct client

@@ -29,7 +29,10 @@ func (d *device) at(addr [16]byte, port uint16) C.q_addr {
 	for i, b := range addr {
 		a.gid[i] = C.uint8_t(b)
 	}
-	if !d.caps.RoCE {
+	switch {
+	case d.caps.IWARP:
+		a.iwarp = 1
+	case !d.caps.RoCE:
 		a.infiniband = 1
 	}
 	return a
@@ -195,7 +198,7 @@ func (l *lane) join(id *C.struct_rdma_cm_id, reads int) error {
 	}
 	reads = max(1, min(reads, l.server.device.caps.MaxReads))
 	link := l.server.device.link()
-	if err := problem("connecting a queue pair", C.q_accept(id, l.qp, l.access(), C.uint8_t(reads), &link, C.uint64_t(l.id))); err != nil {
+	if err := problem("connecting a queue pair", C.q_accept(id, l.qp, l.access(), C.uint8_t(reads), &link, C.uint64_t(l.id), l.server.device.iwarp())); err != nil {
 		return err
 	}
 	l.cm = id

@@ -57,14 +57,14 @@ func (l *lane) create() error {
 		err = l.notes.pin(l.domain.pd, pageBytes(s.acts != nil))
 	}
 	if err == nil {
-		if l.qp = C.q_responder(l.domain.pd, s.drains); l.qp == nil {
+		if l.qp = C.q_responder(l.domain.pd, s.drains, C.uint32_t(s.device.receives())); l.qp == nil {
 			err = fmt.Errorf("%w: queue pair on %s: it has no more", rdma.ErrLimit, s.device.caps.Device)
 		}
 	}
 	if err == nil {
 		err = problem("queue pair", C.q_init(l.qp, C.uint8_t(s.device.caps.Port), l.access()))
 	}
-	if err == nil {
+	for i := 0; i < s.device.receives() && err == nil; i++ {
 		err = problem("receive for the drain", l.receive())
 	}
 	if err == nil {
@@ -170,9 +170,11 @@ func (l *lane) flush() (unasked bool) {
 // drain of another receive.
 func (l *lane) spoke() {
 	l.mu.Lock()
-	if l.qp != nil {
-		l.receive() // fails where there is one
+	if l.qp == nil { // it came before the end
+		l.mu.Unlock()
+		return
 	}
+	l.receive() // fails where there is one
 	// Before the queue pair ends: the drain, another goroutine, then reads it.
 	l.died = l.died || l.stopped == nil
 	l.mu.Unlock()
@@ -215,13 +217,15 @@ func (l *lane) finish(ctx context.Context, why error) error {
 	if err := l.stop(why); err != nil {
 		return err
 	}
-	select {
-	case <-l.flushed:
-	default:
+	if !l.server.device.caps.IWARP {
 		select {
 		case <-l.flushed:
-		case <-ctx.Done():
-			return fmt.Errorf("lane %d of session %d has not drained: %w", l.number, l.ticket.Session, ctx.Err())
+		default:
+			select {
+			case <-l.flushed:
+			case <-ctx.Done():
+				return fmt.Errorf("lane %d of session %d has not drained: %w", l.number, l.ticket.Session, ctx.Err())
+			}
 		}
 	}
 	if err := l.shutActing(ctx); err != nil {
@@ -248,6 +252,10 @@ func (l *lane) finish(ctx context.Context, why error) error {
 			return err
 		}
 		l.qp = nil
+		if !l.drained { // over iWARP the end of the queue pair is the drain
+			l.drained = true
+			close(l.flushed)
+		}
 		if err := l.notes.unpin(); err != nil { // a page is lost; nothing runs all the same
 			l.server.log.Error("verbs fabric: memory of a lane stays pinned", "session", l.ticket.Session, "error", err)
 		}

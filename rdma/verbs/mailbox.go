@@ -207,7 +207,7 @@ func (c *conn) Wake(*rdma.Window) error {
 	}
 	c.seq++
 	c.wrs, c.rings, c.ringAt = c.wrs+1, c.rings+1, c.seq
-	if e := C.q_ring(c.lane, C.uint64_t(c.seq)); e != 0 {
+	if e := C.q_ring(c.lane, C.uint64_t(c.seq), c.dialer.device.iwarp()); e != 0 {
 		c.fail(fmt.Errorf("waking the node: %w", unix.Errno(e)))
 		return c.dead
 	}

@@ -182,6 +182,13 @@ int q_lane_connect(q_lane *l, const q_addr *from, const q_addr *to, uint8_t port
 	if ((r = await(l, RDMA_CM_EVENT_ROUTE_RESOLVED, end, why)) != Q_DONE)
 		return r;
 
+	// The manager has the driver move an iWARP queue pair from INIT on. What a READ brings is a remote write to this end.
+	if (from->iwarp) {
+		why->step = Q_STEP_QUEUE_PAIR;
+		if ((why->error = move(l->id, l->qp, IBV_QPS_INIT, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, reads, link)))
+			return Q_SYSTEM;
+	}
+
 	why->step = Q_STEP_CONNECT;
 	struct rdma_conn_param param = {
 		.private_data = data, .private_data_len = len, .responder_resources = 1, .initiator_depth = reads,
@@ -191,7 +198,7 @@ int q_lane_connect(q_lane *l, const q_addr *from, const q_addr *to, uint8_t port
 		why->error = failed();
 		return Q_SYSTEM;
 	}
-	if ((r = await(l, RDMA_CM_EVENT_CONNECT_RESPONSE, end, why)) != Q_DONE)
+	if ((r = await(l, from->iwarp ? RDMA_CM_EVENT_ESTABLISHED : RDMA_CM_EVENT_CONNECT_RESPONSE, end, why)) != Q_DONE || from->iwarp)
 		return r;
 
 	why->step = Q_STEP_QUEUE_PAIR;
@@ -307,12 +314,13 @@ int q_event_next(struct rdma_event_channel *events, int wake, q_event *out)
 	}
 }
 
-int q_accept(struct rdma_cm_id *id, struct ibv_qp *qp, int access, uint8_t reads, const q_link *link, uint64_t lane)
+int q_accept(struct rdma_cm_id *id, struct ibv_qp *qp, int access, uint8_t reads, const q_link *link, uint64_t lane, int iwarp)
 {
 	int e;
 	id->context = (void *)(uintptr_t)lane;
-	if ((e = move(id, qp, IBV_QPS_INIT, access, reads, link)) || (e = move(id, qp, IBV_QPS_RTR, access, reads, link)) ||
-	    (e = move(id, qp, IBV_QPS_RTS, access, 1, link)))
+	if ((e = move(id, qp, IBV_QPS_INIT, access, reads, link)))
+		return e;
+	if (!iwarp && ((e = move(id, qp, IBV_QPS_RTR, access, reads, link)) || (e = move(id, qp, IBV_QPS_RTS, access, 1, link))))
 		return e;
 	struct rdma_conn_param param = {
 		.responder_resources = reads, .initiator_depth = 1, .rnr_retry_count = 6, .qp_num = qp->qp_num,

@@ -82,8 +82,11 @@ func (l *lane) hear(bytes int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := &l.notes
+	if n.page == nil || n.busy { // nil: the queue pair is gone
+		return false
+	}
 	from, _ := halves(n.page)
-	if n.page == nil || n.busy || bytes < askedBytes || bytes > len(from) {
+	if bytes < askedBytes || bytes > len(from) {
 		return false
 	}
 	n.asked = append(n.asked[:0], from[:bytes]...)

@@ -163,10 +163,10 @@ static struct ibv_qp *queue_pair(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t 
 	return qp;
 }
 
-struct ibv_qp *q_responder(struct ibv_pd *pd, struct ibv_cq *cq)
+struct ibv_qp *q_responder(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t receives)
 {
 	uint32_t none = 0;
-	return queue_pair(pd, cq, 2, 1, &none);
+	return queue_pair(pd, cq, 2, receives, &none);
 }
 
 int q_lane_open(struct ibv_context *ctx, struct ibv_pd *pd, const q_lane_want *want, q_lane **out)

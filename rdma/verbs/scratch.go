@@ -18,7 +18,7 @@ const (
 	slots = 4
 )
 
-var _ = [1]struct{}{}[rdma.MaxChainVerbs-C.Q_CHAIN]
+var _ = [1]struct{}{}[rdma.MaxChainVerbs+1-C.Q_CHAIN]
 var _ = [1]struct{}{}[slots*rdma.MaxChainVerbs-C.Q_SEND_WRS]
 var _ = [1]struct{}{}[mostDepth-C.Q_SEND_WRS]
 
@@ -56,7 +56,7 @@ func (c *conn) pinned(bytes int) ([]byte, *C.struct_ibv_mr, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	mr, err := register(c.dialer.buffers.pd, mem, addressOf(mem), C.IBV_ACCESS_LOCAL_WRITE)
+	mr, err := register(c.dialer.buffers.pd, mem, addressOf(mem), c.dialer.buffers.access)
 	if err != nil {
 		unix.Munmap(mem)
 		return nil, nil, err

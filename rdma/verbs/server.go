@@ -156,7 +156,7 @@ func NewServer(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation ui
 	if dev.acts() {
 		s.acts = host.New(cluster, keys, node, incarnation, limits)
 	}
-	if e := C.q_drains_open(dev.ctx, 3*maxLanes, C.uint32_t(incarnation>>1), &s.channel, &s.drains); e != 0 {
+	if e := C.q_drains_open(dev.ctx, C.int((2+dev.receives())*maxLanes), C.uint32_t(incarnation>>1), &s.channel, &s.drains); e != 0 {
 		dev.close()
 		return nil, problem("completion queue on "+dev.caps.Device, e)
 	}

@@ -7,8 +7,8 @@
 #include <rdma/rdma_cma.h>
 #include <stdint.h>
 
-// A chain has at most this many verbs (rdma.MaxChainVerbs).
-#define Q_CHAIN 256
+// A chain has at most this many work requests: rdma.MaxChainVerbs, and one more over iWARP.
+#define Q_CHAIN 257
 // Work requests of one queue pair: four full chains under way. Most begin with fewer.
 #define Q_SEND_WRS 1024
 // What a request to connect can carry.
@@ -79,6 +79,7 @@ typedef struct {
 	uint16_t port;
 	uint16_t pkey; // of AF_IB, 0 = the default partition
 	uint8_t infiniband;
+	uint8_t iwarp; // the driver moves queue pairs to the state in which they send
 } q_addr;
 
 // How a queue pair uses the network. 0 = as the connection manager says, where that knows.
@@ -111,8 +112,8 @@ int q_lane_open(struct ibv_context *ctx, struct ibv_pd *pd, const q_lane_want *w
 int q_lane_close(q_lane *l);
 int q_post(q_lane *l, int n, uint64_t sequence, int *posted);
 int q_wait(q_lane *l, uint64_t sequence, int64_t spin_ns, int64_t limit_ns);
-// Posts a WRITE of no bytes with immediate data, which completes a receive of the node.
-int q_ring(q_lane *l, uint64_t sequence);
+// Posts a WRITE of no bytes with immediate data, which completes a receive of the node; over iWARP, which has none, a SEND of no bytes.
+int q_ring(q_lane *l, uint64_t sequence, int iwarp);
 // Arms the queue and looks: Q_PENDING if nothing has come, and what comes wakes the epoll.
 int q_poll(q_lane *l, uint64_t sequence);
 // Native FLUSH, see flush.c.
@@ -132,7 +133,7 @@ typedef struct {
 } q_completion;
 // Waits for completions or a readable wake; returns how many, or -errno.
 int q_drains_wait(struct ibv_comp_channel *ch, struct ibv_cq *cq, int wake, q_completion *out, int max);
-struct ibv_qp *q_responder(struct ibv_pd *pd, struct ibv_cq *cq);
+struct ibv_qp *q_responder(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t receives);
 // Windows of type 2. Their verbs are signaled, one at a time on a queue pair.
 struct ibv_mw *q_window(struct ibv_pd *pd);
 int q_free_window(struct ibv_mw *w);
@@ -186,7 +187,7 @@ typedef struct {
 } q_event;
 // Waits for an event or a readable wake: 1, 0, or -errno.
 int q_event_next(struct rdma_event_channel *events, int wake, q_event *out);
-int q_accept(struct rdma_cm_id *id, struct ibv_qp *qp, int access, uint8_t reads, const q_link *link, uint64_t lane);
+int q_accept(struct rdma_cm_id *id, struct ibv_qp *qp, int access, uint8_t reads, const q_link *link, uint64_t lane, int iwarp);
 int q_drop(struct rdma_cm_id *id);
 int q_reject(struct rdma_cm_id *id);
 

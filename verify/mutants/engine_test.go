@@ -228,6 +228,26 @@ var engineMutants = []mutant{
 		runs:  []run{tests("rdma/verbs", "^TestWhatIsAskedForSurvivesALossOfPower$")},
 	},
 	{
+		name: "READ makes what processors stored durable", what: "lets adapters flush what the node's processors have stored for their messages",
+		edits: []edit{{"rdma/host.FlushFacts.best", `f.Processors && !f.Caches`, `false`}},
+		runs:  []run{tests("rdma/host", "^TestChooseFlush$")},
+	},
+	{
+		name: "answer longer than its memory", what: "executes a message whose answer has no room",
+		edits: []edit{{"rdma/verbs.(*executor).act", `err != nil || answeredBytes+results > maxActed`, `err != nil || results < 0`}},
+		runs:  []run{tests("rdma/verbs", "^TestActForms$")},
+	},
+	{
+		name: "chain longer than a message", what: "puts more verbs into a message than there is room for",
+		edits: []edit{{"rdma/verbs.fitting", `request > maxAct || answer`, `answer`}},
+		runs:  []run{tests("rdma/verbs", "^TestFitting$")},
+	},
+	{
+		name: "adapter's atomics beside the processors'", what: "keeps the adapter's atomics where the node is told to execute them",
+		edits: []edit{{"rdma/verbs.(*Caps).Acts", `want == AtomicsAgent`, `false`}},
+		runs:  []run{tests("rdma/verbs", "^TestAgentAtomicsAreAgreed$")},
+	},
+	{
 		name: "processor flushes no line", what: "answers a persistent FLUSH, over tcp, shm and in one process, without writing lines back",
 		edits: []edit{{"rdma/host.(*Runner).execute", `if v.Kind == rdma.Persistent {`, `if false {`}},
 		runs:  []run{tests("rdma/host", "^TestFlushedVerbsSurviveALossOfPower$")},

@@ -50,6 +50,9 @@ func (h Host) rdma(p Plan) (out []Finding) {
 			}
 			return "no " + s
 		}
+		if c.Acts(verbs.AtomicsAuto) {
+			out = append(out, found(check, Info, "nothing: READs and WRITEs stay one-sided, and --rdma-atomics required refuses such an adapter; see docs/RDMA.md", "%s has no atomics: the storage node's processors execute chains that have one", c.Device))
+		}
 		out = append(out, ok(check, "%s: atomics %s, %d reads and atomics in flight, %s, %s, %s", c.Device, c.Atomics, c.MaxReads,
 			yes(c.Windows2B, "windows of type 2"), yes(c.Flush, "native FLUSH"), yes(c.AtomicWrite, "ATOMIC_WRITE")))
 	}
