@@ -7,7 +7,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build lib demo build-rdma test test-rdma test-pmem test-rdma-2 race mutants chaos fuzz bench dist generate lint tools clean
+.PHONY: help build lib demo build-rdma test test-rdma test-pmem test-rdma-2 test-iwarp race mutants chaos fuzz bench dist generate lint tools clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ test-pmem: ## persistent memory on emulated NVDIMMs, in a virtual machine that i
 
 test-rdma-2: ## verbs between two virtual machines
 	sh verify/rxevm/test-rdma.sh two
+
+test-iwarp: ## the contract of verbs over Soft-iWARP, which is built from the kernel's source first
+	sh verify/rxevm/test-rdma.sh iwarp
 
 mutants: ## every deliberate bug of verify/mutants is found, also those that take long
 	$(GO) test -v -count=1 -timeout 60m -run 'TestMutants|TestHazards' ./verify/mutants -args -all

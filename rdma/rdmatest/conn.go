@@ -86,7 +86,7 @@ func testDialAgain(t *testing.T, p Provider) {
 	for i := uint32(0); ; i++ {
 		c, err := b.dialer.Dial(t.Context(), b.Addr(), b.Ticket(9, rdma.ReadWrite), i)
 		if err != nil {
-			require.ErrorIs(t, err, rdma.ErrLimit, "lanes of one session are limited")
+			require.ErrorIs(t, err, rdma.ErrLimit, "lanes of one session are limited: %d", i)
 			require.Greater(t, i, uint32(15))
 			break
 		}

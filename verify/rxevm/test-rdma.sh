@@ -49,7 +49,7 @@ build() {
 	fi
 }
 build test -c -ldflags=-w -tags $tags,yardstick -o "$work/verbs.test" ./rdma/verbs
-case $what in all | suited | cluster | ratios) build test -c -ldflags=-w -tags $tags -o "$work/beside.test" ./verify/rxevm/beside ;; esac
+case $what in all | suited | cluster | ratios | iwarp) build test -c -ldflags=-w -tags $tags -o "$work/beside.test" ./verify/rxevm/beside ;; esac
 if [ $what = all ] || [ $what = suited ]; then
 	build test -c -ldflags=-w -tags $tags -o "$work/alloc.test" ./alloc
 	build test -c -ldflags=-w -tags $tags -o "$work/slab.test" ./slab
@@ -62,7 +62,7 @@ case $what in all | suited | pmem)
 	pmem="--pmem-mib 256"
 	;;
 esac
-case $what in all | suited | cluster) build build -ldflags=-w -tags $tags -o "$work/quarry" ./cmd/quarry ;; esac
+case $what in all | suited | cluster | iwarp) build build -ldflags=-w -tags $tags -o "$work/quarry" ./cmd/quarry ;; esac
 # The time limits are guards: an emulated processor on a starved host takes what it takes.
 cat >"$work/inside" <<'EOF'
 set -u
@@ -131,6 +131,7 @@ iwarp() {
 	RXE_DEVICE=siw0
 	export RXE_DEVICE
 	part "Soft-iWARP" rdma/verbs "$tests" -test.timeout 15m -test.run '^TestContractOverIWARP$|^TestLongVerbsBesideMessages$|^TestHazard129'
+	cluster -test.run '^TestClusterWithAgentAtomics$'
 }
 fabric() {
 	part "the fabric" rdma/verbs "$tests" -test.timeout 12m -test.skip "$1"

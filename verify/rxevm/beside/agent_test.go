@@ -1,0 +1,76 @@
+package beside
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/local"
+)
+
+// Nodes whose processors execute the atomics: clients over verbs, tcp and shm change one object, and none of their changes is lost.
+func TestClusterWithAgentAtomics(t *testing.T) {
+	bin := binaryPath(t)
+	c, err := local.Start(t.Context(), local.Config{Binary: bin, Nodes: 2, RegionBytes: "16MiB", Capacity: "64MiB", Lease: "15s", NodeArgs: []string{"--rdma-atomics", "agent"}})
+	require.NoError(t, err)
+	defer func() {
+		c.Stop()
+		if t.Failed() {
+			for _, p := range append(c.Nodes, c.Controller) {
+				t.Logf("%s: %s", p.Name, p.Log())
+			}
+		}
+	}()
+	for _, n := range c.Nodes {
+		require.NotEmpty(t, n.Ready["verbs"])
+		require.NotEmpty(t, n.Ready["shm"], "the regions are in the domain of the processors")
+	}
+	clients := map[string]*client.Client{}
+	for _, transport := range []string{client.TransportVerbs, client.TransportTCP, client.TransportSHM} {
+		clients[transport] = connect(t, c, transport, nil)
+	}
+	var ref client.Ref
+	persist(t, func(ctx context.Context) (err error) {
+		ref, err = clients[client.TransportVerbs].Alloc(ctx, make([]byte, 8), client.AllocOptions{Replicas: 2})
+		return err
+	})
+	const each = 30
+	var all sync.WaitGroup
+	sums := make([]adding, len(clients))
+	i := 0
+	for _, cl := range clients {
+		a := &sums[i]
+		i++
+		all.Go(func() { a.run(t.Context(), cl, ref, func() bool { return a.yes.Load() == each }) })
+	}
+	all.Wait()
+	for transport, cl := range clients {
+		var b []byte
+		persist(t, func(ctx context.Context) (err error) {
+			b, err = cl.Read(ctx, ref, nil)
+			return err
+		})
+		settle(t, sums, binary.LittleEndian.Uint64(b))
+		for _, p := range cl.Stats().Providers {
+			require.Equal(t, transport, p)
+		}
+	}
+	strict := connect(t, c, client.TransportVerbs, func(cfg *client.Config) { cfg.RDMADevice = ",atomics=required" })
+	persist(t, func(ctx context.Context) error {
+		_, err := strict.Read(ctx, ref, nil)
+		if err == nil || !errors.Is(err, client.ErrUnreachable) && ctx.Err() == nil {
+			return fmt.Errorf("a client that requires the adapter's atomics: %v", err)
+		}
+		return nil
+	})
+	require.NoError(t, strict.Close())
+	for _, cl := range clients {
+		require.NoError(t, cl.Close())
+	}
+}
