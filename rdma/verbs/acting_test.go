@@ -86,6 +86,13 @@ func TestHazard128_AdapterAtomicsAreRefused(t *testing.T) {
 	got := chain(to, guard, func(ch *rdma.Chain) { ch.FetchAdd(0, 1) })
 	require.ErrorIs(t, got.Err, rdma.ErrKey)
 	require.Zero(t, n.Bytes(1)[0])
+
+	strict, err := NewDialer(Config{Atomics: AtomicsRequired})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, strict.Close()) }()
+	_, err = strict.Dial(t.Context(), n.addr, ticket(2, 0, rdma.ReadWrite), 0)
+	require.ErrorIs(t, err, rdma.ErrBroken)
+	require.ErrorContains(t, err, "--rdma-atomics required")
 }
 
 // A connection that ends leaves the outcome of a message open, and the message is not executed again. See also TestContractWithAgentAtomics.
