@@ -35,7 +35,7 @@ func TestContractOverIWARP(t *testing.T) {
 		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node { return contractNode{startNode(t, c)} },
 	}
 	if strings.HasPrefix(d.Caps().Device, "siw") {
-		p.Unsuited = []string{"Sizes"} // short READs across pages
+		p.Unsuited = []string{"Sizes", "DialAgain"} // short READs across pages; libsiw makes 29 queue pairs of one dialer, and no more
 	}
 	rdmatest.Run(t, p)
 	require.Zero(t, Live().QueuePairs, "queue pairs are left")
