@@ -62,7 +62,7 @@ func outcome(t *testing.T, x *executor, l *host.Lane, key uint64, verbs ...rdma.
 
 // A message executes the verbs of a chain in their order, under the rules that hold for chains over tcp: keys, epochs, rights, bounds
 // and fences. What is refused has executed nothing from that verb on.
-func TestHazard127_MessagesAreExecutedUnderTheRulesOfChains(t *testing.T) {
+func TestHazard158_MessagesAreExecutedUnderTheRulesOfChains(t *testing.T) {
 	n, x := newActNode(t), newExecutor()
 	l, key := n.lane(t, 1, rdma.ReadWrite, 1)
 	image, back := bytes.Repeat([]byte{9}, 4096), make([]byte, 4096)

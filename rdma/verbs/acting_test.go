@@ -77,7 +77,7 @@ func TestLongVerbsBesideMessages(t *testing.T) {
 }
 
 // No atomic of an adapter reaches a region of the processors' domain, whatever its client believes.
-func TestHazard128_AdapterAtomicsAreRefused(t *testing.T) {
+func TestHazard159_AdapterAtomicsAreRefused(t *testing.T) {
 	n := startNodeOf(t, testCluster, Config{Windows: WindowsOff, Atomics: AtomicsAgent})
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
 	c, to := open(t, newDialer(t), n.addr, ticket(1, 0, rdma.ReadWrite), 0)
@@ -96,7 +96,7 @@ func TestHazard128_AdapterAtomicsAreRefused(t *testing.T) {
 }
 
 // A connection that ends leaves the outcome of a message open, and the message is not executed again. See also TestContractWithAgentAtomics.
-func TestHazard129_BrokenMessageIsUnknown(t *testing.T) {
+func TestHazard160_BrokenMessageIsUnknown(t *testing.T) {
 	n := startNodeOf(t, testCluster, Config{Windows: WindowsOff, Atomics: AtomicsAgent})
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
 	c, to := open(t, newDialer(t), n.addr, ticket(1, 0, rdma.ReadWrite), 0)
