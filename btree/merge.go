@@ -244,8 +244,8 @@ func (p *Program) thaw(r *page) error {
 		switch {
 		case err != nil:
 			return nil, err
-		case !v.frozen() || v.by != r.by || v.at != r.at:
-			return nil, errChanged
+		case !v.frozen() || v.stamp != r.stamp:
+			return nil, errChanged // or frozen once more, perhaps by the same node at the same stamp
 		}
 		return p.out, nil
 	})

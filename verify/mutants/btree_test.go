@@ -183,6 +183,11 @@ var btreeMutants = []mutant{
 		runs:  []run{trees(200), many()},
 	},
 	{
+		name: "thaw of another freeze", what: "thaws a node that has been thawed, written and frozen once more by the same node since it was read",
+		edits: []edit{{"btree.(*Program).thaw", `v.stamp != r.stamp`, `v.by != r.by || v.at != r.at`}},
+		runs:  []run{tests("btree", "^TestThawKnowsTheFreeze$")},
+	},
+	{
 		name: "fences unchecked", what: "accepts leaves without a look at their fence keys",
 		edits: []edit{
 			{"btree.(*write).apply", `case v.level != 0 || v.place(probe{key: w.key}) != 0:`, `case v.level != 0:`},
