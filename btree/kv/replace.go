@@ -173,7 +173,7 @@ func stage(ctx context.Context, c *client.Client, e client.Name, all replacement
 	if err != nil {
 		return nil, err
 	}
-	cfg := btree.Config{NodeBytes: like.Limits().NodeBytes, Staged: like.staged, Overhead: c.PayloadOverhead(), Seed: rand.Uint64()}
+	cfg := btree.Config{NodeBytes: like.Limits().NodeBytes, Staged: like.store.slab == client.StagedSlab, Overhead: c.PayloadOverhead(), Seed: rand.Uint64()}
 	st := &objects{c: c, ctx: ctx, slab: slabOf(cfg.Staged), replicas: c.Replicas(e.Ref), durability: c.Durability(e.Ref)}
 	defer st.end()
 	st.Begin()

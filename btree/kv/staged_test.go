@@ -57,6 +57,19 @@ func TestStagedTree(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, bytes.Repeat([]byte{byte(i)}, 100), b)
 		}
+		// A Watch repairs what it meets, and makes nodes for that.
+		w, err := tree.Watch(ctx, kv.WatchOptions{From: kv.From{Now: true}})
+		require.NoError(t, err)
+		st := kv.StoreOf(ctx, w)
+		st.Begin()
+		node, err := st.Alloc(make([]byte, l.Room), btree.TagLeaf, l.Room, false)
+		require.NoError(t, err)
+		info, err := other.Stat(ctx, node)
+		require.NoError(t, err)
+		require.Equal(t, map[bool]client.SlabKind{false: client.PairSlab, true: client.StagedSlab}[staged], info.Slab)
+		require.Equal(t, other.Replicas(tree.Root()), other.Replicas(node))
+		require.NoError(t, st.Free(node))
+		w.Close()
 		rep, err := tree.Check(ctx, nil)
 		require.NoError(t, err)
 		leaves[staged] = rep.Leaves

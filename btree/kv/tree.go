@@ -25,7 +25,7 @@ type Tree struct {
 	*btree.Shared
 	name     client.Name    // with the Ref of the root
 	c        *client.Client // outlives the tree
-	staged   bool           // its nodes lie in STAGED slabs
+	store    objects        // what the Store of each call begins as
 	programs sync.Pool      // of *program, one for each running call
 	gates    [gates]gate    // where writers of the same leaves meet
 	shared   atomic.Uint64  // writes that shared a reservation of another
@@ -187,10 +187,11 @@ func OpenOrCreate(ctx context.Context, c *client.Client, name string, cfg btree.
 
 // newTreeOf opens a tree whose root is known.
 func newTreeOf(c *client.Client, n client.Name, sh *btree.Shared, staged bool) *Tree {
-	t := &Tree{Shared: sh, name: n, c: c, staged: staged}
-	replicas, durability := c.Replicas(n.Ref), c.Durability(n.Ref) // all nodes and values have the root's, whichever client makes them
+	t := &Tree{Shared: sh, name: n, c: c}
+	// All nodes and values have the replicas and the durability of the root, whichever client makes them.
+	t.store = objects{c: c, replicas: c.Replicas(n.Ref), durability: c.Durability(n.Ref), slab: slabOf(staged)}
 	t.programs.New = func() any {
-		p := &program{objects: objects{c: c, replicas: replicas, durability: durability, slab: slabOf(staged)}}
+		p := &program{objects: t.store}
 		p.objects.Begin()
 		p.Program = btree.NewProgram(sh, &p.objects)
 		p.wake = make(chan bool, 1)

@@ -125,8 +125,8 @@ func (t *Tree) watchRange(ctx context.Context, r btree.Range, o WatchOptions) (*
 	if err != nil {
 		return nil, err
 	}
-	w := &Watch{t: t, watcher: watcher}
-	w.objects = objects{c: t.c, ctx: ctx}
+	w := &Watch{t: t, watcher: watcher, objects: t.store}
+	w.objects.ctx = ctx
 	w.objects.Begin()
 	f := btree.FollowOptions{Range: r, Quiet: o.From.Now, KeysOnly: o.KeysOnly, LeafValues: o.LeafValues, MaxBytes: o.MaxBytes}
 	if o.From.Known != nil {

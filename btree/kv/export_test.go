@@ -1,0 +1,13 @@
+package kv
+
+import (
+	"context"
+
+	"github.com/quarrystore/quarry/btree"
+)
+
+// StoreOf is the Store of a Watch, through which it repairs what dead clients have left.
+func StoreOf(ctx context.Context, w *Watch) btree.Store {
+	w.objects.ctx = ctx
+	return watching{w}
+}
