@@ -30,7 +30,8 @@ const MinCompactFill = 50
 
 // Compact fills the leaves below one inner node, that of the first key of a stretch, up to fill percent of their room, from left to right, if the
 // stretch needs fewer leaves then. It returns where the next stretch begins; nil: this was the last one. Keys, values and versions stay as they are,
-// and other clients read and write meanwhile. Leaves of layers (see layer.go) stay as they are.
+// and other clients read and write meanwhile, and a leaf that they change
+// all the time stays as it is. So do leaves of layers (see layer.go).
 //
 // Linearizes at: nothing changes for readers. Each step is a merge or a shift.
 //
@@ -50,32 +51,41 @@ func (p *Program) Compact(from []byte, fill int) (next []byte, c Compacted, err 
 	} else if err != nil {
 		return nil, c, err
 	}
-	low := bytes.Clone(parent.low)
 	if parent.bounded() {
 		next = bytes.Clone(parent.high)
 	}
+	at, low := 0, bytes.Clone(parent.low)
+	again := bytes.Compare(from, low) > 0
+	if again {
+		// It has absorbed the node of the stretch before. The last leaf of that one may take entries of the next leaf now.
+		var ok bool
+		if at, ok = parent.childFor(probe{key: from, before: true}); !ok {
+			return nil, c, corrupt("%v: entry %d", parent.ref, at)
+		}
+		low = parent.appendKey(nil, at)
+	}
 	full := p.limits.Room * fill / 100
-	worth, err := p.worthCompacting(parent, full, &c)
+	worth, err := p.worthCompacting(parent, at, full, &c)
+	if again && c.Leaves > 0 {
+		c.Leaves-- // counted before
+	}
 	if err != nil || !worth {
 		return next, c, err
 	}
-	first, err := p.find(probe{key: low}, 0)
-	if err == nil {
-		err = p.compactRun(first.ref, next, full, &c)
-	}
+	err = p.compactRun(low, next, full, &c)
 	if err == nil && c.Merges > 0 {
 		err = p.mergeParent(low)
 	}
 	return next, c, err
 }
 
-// worthCompacting counts the leaves below a node, and says whether fewer would hold their entries.
-func (p *Program) worthCompacting(parent *page, full int, c *Compacted) (bool, error) {
-	kids := make([]Ref, parent.count)
+// worthCompacting counts the leaves below a node from entry at on, and says whether fewer would hold their entries.
+func (p *Program) worthCompacting(parent *page, at, full int, c *Compacted) (bool, error) {
+	kids := make([]Ref, parent.count-at)
 	for i := range kids {
 		var ok bool
-		if kids[i], ok = parent.child(i); !ok {
-			return false, corrupt("%v: entry %d", parent.ref, i)
+		if kids[i], ok = parent.child(at + i); !ok {
+			return false, corrupt("%v: entry %d", parent.ref, at+i)
 		}
 	}
 	entries, fences := 0, 0 // bytes
@@ -102,60 +112,73 @@ func (p *Program) worthCompacting(parent *page, full int, c *Compacted) (bool, e
 	return entries <= (c.Leaves-1)*(full-headBytes-fences/c.Leaves), nil
 }
 
-// compactRun fills leaves from one on to the right, up to the one that ends at end; nil: to the last one.
-func (p *Program) compactRun(at Ref, end []byte, full int, c *Compacted) error {
-	for tries := 0; tries < maxTries; {
+// compactTries bounds how often Compact begins again with two leaves that others change: then it passes over them.
+const compactTries = 8
+
+// compactRun fills leaves from that of a key on to the right, up to the one that ends at end; nil: to the last one.
+func (p *Program) compactRun(key, end []byte, full int, c *Compacted) error {
+	for tries := 0; ; {
 		p.giveBack()
 		p.store.Begin()
-		l, err := p.readWhole(at)
-		switch {
-		case freed(err):
-			return nil // another client has merged it
-		case err != nil:
-			return err
-		case l.right.IsZero() || end != nil && bytes.Compare(l.high, end) >= 0:
-			return nil
+		l, err := p.find(probe{key: key}, 0)
+		if err == nil {
+			err = l.valid()
 		}
-		r, err := p.readWhole(l.right)
-		switch {
-		case freed(err):
-			tries++
-			continue
-		case err != nil:
+		if err != nil || !l.bounded() || end != nil && bytes.Compare(l.high, end) >= 0 {
 			return err
-		case l.frozen() || r.frozen():
-			if err := errors.Join(p.settle(l.ref), p.settle(r.ref)); err != nil {
-				return err
-			}
-			tries++
-			continue
-		case r.level != 0 || !bytes.Equal(l.high, r.low):
-			tries++
-			continue
-		}
-		u := union(l.node(), r.node())
-		whole := u.size() <= full
-		if !whole && u.shiftAt(l.count, r.low, full, p.limits.Room) <= l.count {
-			at, tries = r.ref, 0
-			continue
 		}
 		done := false
-		frozen, err := p.freeze(l, r)
-		if err == nil {
-			done, err = p.absorb(l, frozen, full)
+		if tries < compactTries {
+			if done, err = p.compactPair(l, full, c); err == errKept {
+				tries = compactTries
+			} else if err != nil && !errors.Is(err, errChanged) && !freed(err) {
+				return err
+			}
 		}
 		switch {
-		case errors.Is(err, errChanged) || freed(err) || err == nil && !done:
+		case done:
+			tries = 0
+		case tries < compactTries:
 			tries++
-		case err != nil:
-			return err
-		case whole:
-			c.Merges, c.Freed, tries = c.Merges+1, c.Freed+1, 0
 		default:
-			c.Shifts, tries = c.Shifts+1, 0
+			key, tries = bytes.Clone(l.high), 0
 		}
 	}
-	return ErrBusy
+}
+
+// errKept: the left leaf of two has no room for entries of the right one.
+var errKept = errors.New("nothing to fill the leaf with")
+
+// compactPair has a leaf absorb its right neighbour, or a part of it. Not done: another client has changed one of them.
+func (p *Program) compactPair(l *page, full int, c *Compacted) (done bool, err error) {
+	r, err := p.readWhole(l.right)
+	switch {
+	case err != nil:
+		return false, err
+	case l.frozen() || r.frozen():
+		return false, errors.Join(p.settle(l.ref), p.settle(r.ref))
+	case r.level != 0 || !bytes.Equal(l.high, r.low):
+		return false, errChanged
+	case max(l.filled(), r.filled()) > p.limits.Room:
+		return false, errKept // of a client that does not encrypt: this one could not write them as they are
+	}
+	u := union(l.node(), r.node())
+	whole := u.size() <= full
+	if !whole && u.shiftAt(l.count, r.low, full, p.limits.Room) <= l.count {
+		return false, errKept
+	}
+	frozen, err := p.freeze(l, r)
+	if err == nil {
+		done, err = p.absorb(l, frozen, full)
+	}
+	switch {
+	case err != nil || !done:
+	case whole:
+		c.Merges, c.Freed = c.Merges+1, c.Freed+1
+	default:
+		c.Shifts++
+	}
+	return done && err == nil, err
 }
 
 // readWhole reads a node and checks its entries.

@@ -207,3 +207,50 @@ func TestCompactRefuses(t *testing.T) {
 	_, _, err = late.Compact(nil, 90)
 	require.True(t, errors.Is(err, ErrNoTree) || errors.Is(err, slab.ErrFreed), "%v", err)
 }
+
+// Inner nodes whose leaves have become few merge, and their leaves are counted once.
+func TestCompactCountsLeavesOnce(t *testing.T) {
+	m, st, p := newTree(t, Config{NodeBytes: minNodeBytes})
+	for i := range 6000 {
+		_, err := p.Put(key16(i), make([]byte, 40), Cond{})
+		require.NoError(t, err)
+	}
+	for i := range 6000 {
+		if i%5 > 0 {
+			require.NoError(t, p.Delete(key16(i), Cond{}))
+		}
+	}
+	before := checkWhole(t, m, st, p.Shared, false)
+	done, err := compactAll(p, 100)
+	require.NoError(t, err)
+	after := checkWhole(t, m, st, p.Shared, false)
+	require.Less(t, after.Inner, before.Inner, "%+v %+v", before, after)
+	require.Equal(t, before.Leaves, done.Leaves, "%+v %+v", before, after)
+	require.Equal(t, before.Leaves-after.Leaves, done.Freed)
+}
+
+// busyStore has another client write to a leaf whenever a new one is made.
+type busyStore struct {
+	*memStore
+	write func()
+}
+
+func (s busyStore) Alloc(b []byte, tag uint32, capacity int, once bool) (Ref, error) {
+	s.write()
+	return s.memStore.Alloc(b, tag, capacity, once)
+}
+
+// A leaf that others change all the time stays as it is, and those behind it are filled.
+func TestCompactPassesOverABusyLeaf(t *testing.T) {
+	s := newStage(t, thin(90))
+	other := s.client(false)
+	st := busyStore{s.st, func() { s.put(other, 0, "busy") }}
+	sh, err := Attach(st, s.root, Config{})
+	require.NoError(t, err)
+	done, err := compactAll(NewProgram(sh, st), 100)
+	require.NoError(t, err)
+	require.Greater(t, done.Shifts, 3)
+	require.Greater(t, done.Freed, 3)
+	checkWhole(t, s.w.memory, s.st, s.sh, false)
+	s.see(s.client(false))
+}
