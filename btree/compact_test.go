@@ -3,11 +3,14 @@ package btree
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/slab"
 )
 
@@ -253,4 +256,56 @@ func TestCompactPassesOverABusyLeaf(t *testing.T) {
 	require.Greater(t, done.Freed, 3)
 	checkWhole(t, s.w.memory, s.st, s.sh, false)
 	s.see(s.client(false))
+}
+
+// Leaves are as full as a client without keys could make them when it dies while it shifts entries. Clients that encrypt, which have less room, can read and
+// write all of them.
+func TestCompactDiesBeforeItsClientsEncrypt(t *testing.T) {
+	for _, changed := range []bool{false, true} {
+		for kill, survived := 0, false; !survived; kill += 3 {
+			s := newStage(t, func(s *stage, p *Program) {
+				for i := range 99 {
+					k := string(key4(i))
+					s.want[k] = "old"
+					_, err := p.Put([]byte(k), []byte("old"), Cond{})
+					require.NoError(t, err)
+				}
+				_, err := compactAll(p, 100) // to the brim
+				require.NoError(t, err)
+				s.remove(p, 2)
+				s.remove(p, 3)
+			})
+			c := s.w.start(t, s.client(true).Shared, func(c *simClient) { _, _ = compactAll(c.prog, 100) })
+			for range kill {
+				if _, ok := c.next(); !ok {
+					c.ended, survived = true, true
+					break
+				}
+			}
+			if !survived {
+				c.kill()
+			}
+			s.w.overhead = proto.EncryptionBytes
+			for _, b := range s.w.slabs {
+				b.room = max(b.room, len(b.payload))
+			}
+			sh, err := Attach(s.st, s.root, Config{Overhead: proto.EncryptionBytes})
+			require.NoError(t, err)
+			p := NewProgram(sh, s.st)
+			keys := slices.Sorted(maps.Keys(s.want))
+			if changed { // the leaf on the left
+				_, err := p.Put([]byte(keys[0]), []byte("new"), Cond{})
+				require.NoError(t, err, "killed at %d", kill)
+			}
+			s.see(p, keys[0])
+			slices.Reverse(keys)
+			for _, k := range keys {
+				s.want[k] = "new"
+				_, err := p.Put([]byte(k), []byte("new"), Cond{})
+				require.NoError(t, err, "killed at %d: %s", kill, k)
+			}
+			checkWhole(t, s.w.memory, s.st, s.sh, true)
+			s.see(p)
+		}
+	}
 }

@@ -110,7 +110,7 @@
 //
 // For others R is absorbed. So keys move to the left only out of a node that is never current again, and who comes to it looks to
 // the left once more. A client that meets R between 1 and 3 completes the shift; without memory for N it gives L another
-// stamp instead, and thaws R.
+// stamp instead, and thaws R. A client that encrypts has less room than one without keys that died: it makes as many new leaves as it needs, also to thaw R.
 //
 // # Obligations of the caller
 //

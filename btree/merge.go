@@ -3,6 +3,7 @@ package btree
 import (
 	"bytes"
 	"errors"
+	"slices"
 
 	"github.com/quarrystore/quarry/slab"
 )
@@ -136,16 +137,20 @@ func (p *Program) freeze(l, r *page) (*page, error) {
 func (p *Program) absorb(l, r *page, full int) (done bool, err error) {
 	shrinks := l.ref == p.root && l.level > r.level
 	var u, rest *node
+	var more []*node
 	var made []Ref
 	if shrinks {
 		u = r.node()
 		u.by, u.at, u.stamp = Ref{}, 0, max(l.stamp, r.stamp)+1
+		if u.size() > p.limits.Room {
+			return false, p.giveUp(l, r)
+		}
 	} else if u = union(l.node(), r.node()); u.level == 0 && u.size() > full {
 		u, rest = u.shifted(u.shiftAt(l.count, r.low, full, p.limits.Room), l.count, r.low)
-		if u.right, err = p.alloc(rest); err != nil {
-			return false, errors.Join(errNotShifted, err, p.giveUp(l, r))
+		more = slices.Concat(u.fit(p.limits.Room), []*node{rest}, rest.fit(p.limits.Room))
+		if made, err = p.allocRight(u, more); err != nil {
+			return false, p.notShifted(err, l, r)
 		}
-		made = []Ref{u.right}
 	}
 	done, err = p.commit(l.ref, l.stamp, u, made...)
 	switch {
@@ -162,17 +167,61 @@ func (p *Program) absorb(l, r *page, full int) (done bool, err error) {
 	}
 	p.cache.drop(l.ref)
 	p.cacheNode(l.ref, u)
-	if err := p.bury(r); err != nil || rest == nil {
+	if err := p.bury(r); err != nil {
 		return true, err
 	}
-	if err := p.post(1, rest.low, made[0]); err != nil {
-		p.later(repair{sep: rest.low, child: made[0]})
-	}
+	p.postRight(more, made)
 	return true, nil
+}
+
+// fit cuts a node in halves until its parts have room, and returns those to the right of n. There are some only for a client that encrypts, of a node that one
+// without keys has filled.
+func (n *node) fit(room int) []*node {
+	if n.size() <= room {
+		return nil
+	}
+	r := n.cut(n.half())
+	return slices.Concat(n.fit(room), []*node{r}, r.fit(room))
+}
+
+// allocRight makes new nodes to the right of n, the last one first, and links each to the next. If it fails it has freed them.
+func (p *Program) allocRight(n *node, more []*node) (made []Ref, err error) {
+	made = make([]Ref, len(more))
+	for i := len(more) - 1; i >= 0; i-- {
+		if made[i], err = p.alloc(more[i]); err != nil {
+			for _, ref := range made[i+1:] {
+				_ = p.store.Free(ref)
+			}
+			return nil, err
+		}
+		if i > 0 {
+			more[i-1].right = made[i]
+		} else {
+			n.right = made[i]
+		}
+	}
+	return made, nil
+}
+
+// postRight adds the entries of new nodes to their parent.
+func (p *Program) postRight(nodes []*node, refs []Ref) {
+	for i, n := range nodes {
+		if err := p.post(n.level+1, n.low, refs[i]); err != nil {
+			p.later(repair{level: n.level, sep: n.low, child: refs[i]})
+		}
+	}
 }
 
 // errNotShifted: there is no memory for a new node. The node that was frozen may be written again.
 var errNotShifted = errors.New("the leaves stay as they are")
+
+// notShifted is the error of absorb for an error of allocRight.
+func (p *Program) notShifted(err error, l, r *page) error {
+	if gaveUp := p.giveUp(l, r); gaveUp != nil {
+		return errors.Join(err, gaveUp)
+	}
+	return errors.Join(errNotShifted, err)
+}
 
 // giveUp ends the frozen state of r without a merge: a new stamp of l takes away the effect of the freeze.
 func (p *Program) giveUp(l, r *page) error {
@@ -238,7 +287,20 @@ func (p *Program) settle(ref Ref) error {
 // thaw allows writes to a frozen node again. Preconditions: the node that was to absorb it has another
 // stamp, and has not absorbed it.
 func (p *Program) thaw(r *page) error {
-	p.out = r.freeze(p.out, Ref{}, 0, r.stamp+1, p.limits.Room)
+	var more []*node
+	var made []Ref
+	if r.filled() <= p.limits.Room {
+		p.out = r.freeze(p.out, Ref{}, 0, r.stamp+1, p.limits.Room)
+	} else {
+		n := r.node()
+		n.by, n.at = Ref{}, 0
+		more = n.fit(p.limits.Room)
+		var err error
+		if made, err = p.allocRight(n, more); err != nil {
+			return err
+		}
+		p.out = n.encode(p.out, p.limits.Room)
+	}
 	err := p.store.Update(r.ref, func(old []byte) ([]byte, error) {
 		v, err := open(old)
 		switch {
@@ -251,6 +313,11 @@ func (p *Program) thaw(r *page) error {
 	})
 	if err == nil {
 		p.stats.thawed.Add(1)
+		p.postRight(more, made)
+	} else if !unknown(err) {
+		for _, ref := range made {
+			_ = p.store.Free(ref)
+		}
 	}
 	if errors.Is(err, errChanged) || freed(err) {
 		return nil
@@ -314,8 +381,8 @@ func (p *Program) shrink(root *page) error {
 	if err := c.valid(); err != nil {
 		return err
 	}
-	if c.frozen() || c.bounded() || len(c.low) > 0 || c.level != root.level-1 {
-		return nil // it has a right sibling without an entry, which the next descent there adds
+	if c.frozen() || c.bounded() || len(c.low) > 0 || c.level != root.level-1 || c.filled() > p.limits.Room {
+		return nil // it has a right sibling without an entry, which the next descent there adds, or is too full for a client that encrypts
 	}
 	frozen, err := p.freeze(root, c)
 	if err != nil {

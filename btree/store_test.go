@@ -137,7 +137,8 @@ func (s *memStore) Update(ref Ref, f func(old []byte) ([]byte, error)) error {
 	now = append([]byte(nil), now...)
 	clear(s.lent)
 	if err == nil && len(now)+s.overhead > b.room {
-		s.t.Fatalf("payload of %d bytes and %d in a slab with room for %d", len(now), s.overhead, b.room)
+		s.t.Errorf("payload of %d bytes and %d in a slab with room for %d", len(now), s.overhead, b.room)
+		err = slab.ErrTooLarge
 	}
 	s.step()
 	s.rounds++

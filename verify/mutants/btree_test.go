@@ -140,22 +140,21 @@ var btreeMutants = []mutant{
 	},
 	{
 		name: "shifted with old versions", what: "begins the stamps of a leaf that a shift makes anew",
-		edits: []edit{{"btree.(*Program).absorb", `made = []Ref{u.right}`, `made = []Ref{u.right}
-			_ = p.store.Update(u.right, func([]byte) ([]byte, error) {
-				rest.stamp = 0
-				return rest.encode(nil, p.limits.Room), nil
-			})`}},
+		edits: []edit{{"btree.(*Program).absorb", `rest.fit(p.limits.Room))`, `rest.fit(p.limits.Room))
+			rest.stamp = 0`}},
 		runs: []run{tests("btree", "^TestFollowersMissNothing$", "-seeds=100")},
 	},
 	{
 		name: "shift posted first", what: "posts the new leaf of a shift before its left neighbour is committed",
-		edits: []edit{{"btree.(*Program).absorb", `made = []Ref{u.right}`, `made = []Ref{u.right}
-			_ = p.post(1, rest.low, u.right)`}},
+		edits: []edit{{"btree.(*Program).absorb", `return false, p.notShifted(err, l, r)`, `return false, p.notShifted(err, l, r)
+		}
+		if rest != nil {
+			_ = p.post(1, rest.low, made[0])`}},
 		runs: []run{many()},
 	},
 	{
 		name: "shift never given up", what: "leaves a leaf frozen for whose entries there is no memory",
-		edits: []edit{{"btree.(*Program).absorb", `p.giveUp(l, r)`, `nil`}},
+		edits: []edit{{"btree.(*Program).absorb", `p.notShifted(err, l, r)`, `errors.Join(errNotShifted, err)`}},
 		runs:  []run{tests("btree", "^TestCompactWithoutMemory$")},
 	},
 	{
