@@ -293,7 +293,7 @@ func (p *Program) thaw(r *page) error {
 		p.out = r.freeze(p.out, Ref{}, 0, r.stamp+1, p.limits.Room)
 	} else {
 		n := r.node()
-		n.by, n.at = Ref{}, 0
+		n.by, n.at, n.stamp = Ref{}, 0, n.stamp+1
 		more = n.fit(p.limits.Room)
 		var err error
 		if made, err = p.allocRight(n, more); err != nil {
