@@ -261,29 +261,35 @@ func TestCompactPassesOverABusyLeaf(t *testing.T) {
 // Leaves are as full as a client without keys could make them when it dies while it shifts entries. Clients that encrypt, which have less room, can read and
 // write all of them.
 func TestCompactDiesBeforeItsClientsEncrypt(t *testing.T) {
-	for _, changed := range []bool{false, true} {
-		for kill, survived := 0, false; !survived; kill += 3 {
+	for _, c := range []struct {
+		keys, less, every int
+		changed           bool // the leaf on the left, before others are written
+	}{{99, 2, 3, false}, {99, 2, 3, true}, {32, 4, 1, false}} { // at last one full leaf, which the root absorbs
+		for kill, survived := 0, false; !survived; kill += c.every {
 			s := newStage(t, func(s *stage, p *Program) {
-				for i := range 99 {
+				for i := range c.keys {
 					k := string(key4(i))
 					s.want[k] = "old"
 					_, err := p.Put([]byte(k), []byte("old"), Cond{})
 					require.NoError(t, err)
 				}
-				_, err := compactAll(p, 100) // to the brim
-				require.NoError(t, err)
-				s.remove(p, 2)
-				s.remove(p, 3)
+				if c.keys > 32 {
+					_, err := compactAll(p, 100) // to the brim
+					require.NoError(t, err)
+				}
+				for i := range c.less {
+					s.remove(p, 2+i)
+				}
 			})
-			c := s.w.start(t, s.client(true).Shared, func(c *simClient) { _, _ = compactAll(c.prog, 100) })
+			victim := s.w.start(t, s.client(true).Shared, func(c *simClient) { _, _ = compactAll(c.prog, 100) })
 			for range kill {
-				if _, ok := c.next(); !ok {
-					c.ended, survived = true, true
+				if _, ok := victim.next(); !ok {
+					victim.ended, survived = true, true
 					break
 				}
 			}
 			if !survived {
-				c.kill()
+				victim.kill()
 			}
 			s.w.overhead = proto.EncryptionBytes
 			for _, b := range s.w.slabs {
@@ -293,7 +299,7 @@ func TestCompactDiesBeforeItsClientsEncrypt(t *testing.T) {
 			require.NoError(t, err)
 			p := NewProgram(sh, s.st)
 			keys := slices.Sorted(maps.Keys(s.want))
-			if changed { // the leaf on the left
+			if c.changed {
 				_, err := p.Put([]byte(keys[0]), []byte("new"), Cond{})
 				require.NoError(t, err, "killed at %d", kill)
 			}
