@@ -25,7 +25,12 @@ func TestContextsThatHaveEnded(t *testing.T) {
 	watch, err := tree.Watch(t.Context(), kv.WatchOptions{})
 	require.NoError(t, err)
 	defer watch.Close()
-	testcluster.ContextCalls(t, []any{tree, watch}, map[string]func(context.Context) error{
+	feed, err := tree.Follow(t.Context(), kv.FeedOptions{State: "state"})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, feed.Close()) }()
+	state, err := kv.Open(t.Context(), c, "state", btree.Config{})
+	require.NoError(t, err)
+	testcluster.ContextCalls(t, []any{tree, watch, feed}, map[string]func(context.Context) error{
 		"Create": func(ctx context.Context) error {
 			_, err := kv.Create(ctx, c, "another", btree.Config{})
 			return err
@@ -42,6 +47,7 @@ func TestContextsThatHaveEnded(t *testing.T) {
 		"OpenStaged": func(ctx context.Context) error { _, err := kv.OpenStaged(ctx, c, "tree", "it"); return err },
 		"Commit":     func(ctx context.Context) error { return kv.Commit(ctx, c, "tree", "it") },
 		"Committed":  func(ctx context.Context) error { _, err := kv.Committed(ctx, c, "tree", "it"); return err },
+		"Applied":    func(ctx context.Context) error { _, err := kv.Applied(ctx, state, []byte("key")); return err },
 		"Settle":     func(ctx context.Context) error { return kv.Settle(ctx, c, "tree", "it") },
 		"Collect": func(ctx context.Context) error {
 			_, err := kv.Collect(ctx, c, false, func(ctx context.Context, _ func(kv.Stray)) error { return nil })

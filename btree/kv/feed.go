@@ -320,6 +320,9 @@ func inLanes(n int, f func(from, to int) error) error {
 // Ack stores that the receiver has all events up to a position: no later Feed delivers them again. It can be repeated behind an
 // error. To lose no change, the receiver must have stored what it makes of the events before.
 func (f *Feed) Ack(ctx context.Context, position uint64) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	n, found := slices.BinarySearch(f.given, position)
 	switch {
 	case position <= f.head.acked:

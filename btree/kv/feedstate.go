@@ -220,6 +220,9 @@ func (k *feedClaim) within(ctx context.Context) (context.Context, context.Cancel
 			cancel()
 		}
 	})
+	if ctx.Err() != nil {
+		cancel() // AfterFunc calls it later
+	}
 	return both, func() { stop(); cancel() }
 }
 

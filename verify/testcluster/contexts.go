@@ -71,6 +71,8 @@ func call(t *testing.T, m reflect.Value, ctx context.Context, args []any) (errs 
 			errs = append(errs, out)
 		case []error:
 			errs = append(errs, out...)
+		case context.Context: // for other calls
+			errs = append(errs, out.Err())
 		}
 	}
 	require.NotEmpty(t, errs, "the call has succeeded")
