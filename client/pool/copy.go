@@ -32,14 +32,24 @@ func (r *Report) add(o Report) {
 	r.Unalike += o.Unalike
 }
 
+// comparer stores the hashes of parts of n bytes from an offset on, and whether all replicas have them alike.
+type comparer func(ctx context.Context, off, n uint64, hashes []uint64, alike []bool) error
+
+// comparerOf is that of a space which has a pool's bytes.
+func comparerOf(s *space.Space) comparer {
+	return func(ctx context.Context, off, n uint64, hashes []uint64, alike []bool) error {
+		return s.Compare(ctx, s.Base()+off, n, hashes, alike)
+	}
+}
+
 // compare calls f for each part of the local memory, in order, and progress behind each round.
-func compare(ctx context.Context, s *space.Space, local []byte, progress func(done uint64), f func(off, n uint64, same, alike bool) error) error {
+func compare(ctx context.Context, ask comparer, local []byte, progress func(done uint64), f func(off, n uint64, same, alike bool) error) error {
 	var hashes [parts]uint64
 	var alike [parts]bool
 	for off := 0; off < len(local); {
 		n := min(PartBytes, len(local)-off)
 		count := max(1, min(parts, (len(local)-off)/PartBytes))
-		if err := s.Compare(ctx, s.Base()+uint64(off), uint64(n), hashes[:count], alike[:count]); err != nil {
+		if err := ask(ctx, uint64(off), uint64(n), hashes[:count], alike[:count]); err != nil {
 			return err
 		}
 		for i := range count {
@@ -84,13 +94,13 @@ func Check(ctx context.Context, c *client.Client, name string, local []byte, pro
 	if err != nil {
 		return r, err
 	}
-	err = compare(ctx, s, local, progress, func(_, n uint64, same, alike bool) error { r.note(n, same, alike); return nil })
+	err = compare(ctx, comparerOf(s), local, progress, func(_, n uint64, same, alike bool) error { r.note(n, same, alike); return nil })
 	return r, err
 }
 
 // check is Check of an open pool.
 func (p *Pool) check(ctx context.Context, progress func(done uint64)) (r Report, err error) {
-	err = compare(ctx, p.s, p.local, progress, func(_, n uint64, same, alike bool) error { r.note(n, same, alike); return nil })
+	err = compare(ctx, comparerOf(p.s), p.local, progress, func(_, n uint64, same, alike bool) error { r.note(n, same, alike); return nil })
 	return r, err
 }
 
@@ -133,7 +143,7 @@ func (p *Pool) whole(ctx context.Context, progress func(done uint64), f func(ctx
 	ctx, cancel := p.claim.within(ctx)
 	defer cancel()
 	failed := p.failed.Add(1)
-	err = compare(ctx, p.s, p.local, progress, func(off, n uint64, same, alike bool) error {
+	err = compare(ctx, comparerOf(p.s), p.local, progress, func(off, n uint64, same, alike bool) error {
 		r.note(n, same, alike)
 		return f(ctx, off, n, same, alike)
 	})

@@ -53,7 +53,8 @@ type Options struct {
 // Pool is an open pool, whose owner is the Client's session. Safe for concurrent use.
 type Pool struct {
 	c     *client.Client
-	local []byte
+	local []byte // nil in an agent, which gets the bytes of each range
+	size  uint64
 	s     *space.Space
 	base  uint64
 	name  string
@@ -80,18 +81,18 @@ func newToken() string {
 //
 // Errors: client.ErrNameExists; client.ErrNoSpace; client.ErrUnknown: a pool that is not whole may be left, for Remove.
 func Create(ctx context.Context, c *client.Client, name string, local []byte, o Options) (*Pool, error) {
-	return create(ctx, c, name, local, o, newToken(), false)
+	return create(ctx, c, name, local, uint64(len(local)), o, newToken(), false)
 }
 
-// create is Create; last is the token of the pool's last writer. torn: what it has until own is called is nobody's memory.
-func create(ctx context.Context, c *client.Client, name string, local []byte, o Options, last string, torn bool) (*Pool, error) {
+// create is Create of a pool of some size; last is the token of the pool's last writer. torn: what it has until own is called is nobody's memory.
+func create(ctx context.Context, c *client.Client, name string, local []byte, size uint64, o Options, last string, torn bool) (*Pool, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	if len(name) > MaxNameBytes {
 		return nil, fmt.Errorf("%w: the name of a pool has at most %d bytes, not %d", client.ErrArgument, MaxNameBytes, len(name))
 	}
-	if len(local) == 0 {
+	if size == 0 {
 		return nil, fmt.Errorf("%w: a pool of 0 bytes", client.ErrArgument)
 	}
 	if c.ReadOnly() {
@@ -101,7 +102,7 @@ func create(ctx context.Context, c *client.Client, name string, local []byte, o 
 	if err != nil {
 		return nil, err
 	}
-	p := &Pool{c: c, local: local, name: name, claim: k, attr: o.Attr}
+	p := &Pool{c: c, local: local, size: size, name: name, claim: k, attr: o.Attr}
 	p.failed.Add(1)
 	if err := p.make(ctx, name, o, last, torn); err != nil {
 		k.end()
@@ -119,7 +120,7 @@ func (p *Pool) make(ctx context.Context, name string, o Options, last string, to
 	if o.Durable {
 		durability = client.Durable
 	}
-	h := head{magic, uint64(len(p.local)), o.Attr}
+	h := head{magic, p.size, o.Attr}
 	ref, err := p.c.Alloc(ctx, h.encode(), client.AllocOptions{Replicas: o.Replicas, Durability: durability})
 	if err != nil {
 		return err
@@ -139,7 +140,7 @@ func (p *Pool) make(ctx context.Context, name string, o Options, last string, to
 		return err
 	}
 	k.e = made[0]
-	if p.s, err = space.Create(ctx, p.c, k.n.Space, uint64(len(p.local)), space.Options{Replicas: o.Replicas, RegionBytes: o.RegionBytes, Durable: o.Durable}); err == nil {
+	if p.s, err = space.Create(ctx, p.c, k.n.Space, p.size, space.Options{Replicas: o.Replicas, RegionBytes: o.RegionBytes, Durable: o.Durable}); err == nil {
 		p.base = p.s.Base()
 		ready := k.n
 		ready.State = Ready
@@ -170,11 +171,11 @@ func (k *claim) unmake(ctx context.Context) error {
 //
 // Errors: client.ErrNoName, ErrNotPool, ErrOpen, ErrMismatch, ErrUnfinished; client.ErrUnknown: the Client's session may be the owner, until it ends.
 func Open(ctx context.Context, c *client.Client, name string, local []byte, attr *Attr) (*Pool, error) {
-	return open(ctx, c, name, local, attr, false)
+	return open(ctx, c, name, local, uint64(len(local)), attr, false)
 }
 
-// open is Open. keep: the caller calls own before it writes.
-func open(ctx context.Context, c *client.Client, name string, local []byte, attr *Attr, keep bool) (*Pool, error) {
+// open is Open of a pool of some size. keep: the caller calls own before it writes.
+func open(ctx context.Context, c *client.Client, name string, local []byte, size uint64, attr *Attr, keep bool) (*Pool, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -186,7 +187,7 @@ func open(ctx context.Context, c *client.Client, name string, local []byte, attr
 		return nil, err
 	}
 	k.keep = keep
-	p := &Pool{c: c, local: local, name: name, claim: k}
+	p := &Pool{c: c, local: local, size: size, name: name, claim: k}
 	if err := p.open(ctx, name, attr); err != nil {
 		k.end()
 		return nil, err
@@ -232,8 +233,8 @@ func (p *Pool) match(ctx context.Context, e client.Name, attr *Attr) error {
 	switch {
 	case err != nil:
 		return err
-	case h.Bytes != uint64(len(p.local)):
-		return fmt.Errorf("%w: pool %q has %d bytes, the local memory %d", ErrMismatch, e.Name, h.Bytes, len(p.local))
+	case h.Bytes != p.size:
+		return fmt.Errorf("%w: pool %q has %d bytes, the local memory %d", ErrMismatch, e.Name, h.Bytes, p.size)
 	case attr != nil && *attr != h.Attr:
 		return fmt.Errorf("%w: pool %q has other attributes: signature %q, version %d", ErrMismatch, e.Name, h.Attr.Signature, h.Attr.Major)
 	}
@@ -309,16 +310,23 @@ func (p *Pool) Close(ctx context.Context) error {
 func (p *Pool) enter(off, n uint64) error {
 	p.mu.RLock()
 	var err error
-	switch size := uint64(len(p.local)); {
-	case p.closed:
+	if p.closed {
 		err = ErrClosed
-	case off > size || n > size-off:
-		err = fmt.Errorf("%w: %d bytes at %d, pool %q has %d", ErrRange, n, off, p.name, size)
+	} else {
+		err = inRange(off, n, p.size, p.name)
 	}
 	if err != nil {
 		p.mu.RUnlock()
 	}
 	return err
+}
+
+// inRange refuses what is not in a pool.
+func inRange(off, n, size uint64, name string) error {
+	if off > size || n > size-off {
+		return fmt.Errorf("%w: %d bytes at %d, pool %q has %d", ErrRange, n, off, name, size)
+	}
+	return nil
 }
 
 // Persist copies the range [off, off+n) of the local memory to the pool. nil: all replicas have it, on stable storage if the pool is durable.
@@ -363,10 +371,16 @@ func (p *Pool) DeepPersist(off, n uint64) error {
 		return err
 	}
 	defer p.mu.RUnlock()
+	return p.deepPut(p.local[off:off+n], off)
+}
+
+// deepPut is DeepPersist of bytes of the caller. Preconditions: enter.
+func (p *Pool) deepPut(b []byte, off uint64) error {
+	n := uint64(len(b))
 	if !p.s.Info().Durable {
 		return fmt.Errorf("%w: %q", ErrNotDurable, p.name)
 	}
-	if err := p.send(p.claim.bound, off, n); err != nil {
+	if err := p.write(p.claim.bound, b, off); err != nil {
 		return err
 	}
 	if err := p.s.Flush(p.claim.bound, p.base+off, n); err != nil {
@@ -393,7 +407,7 @@ func (p *Pool) SetAttr(a Attr) error {
 	defer p.mu.RUnlock()
 	p.setting.Lock()
 	defer p.setting.Unlock()
-	h := head{magic, uint64(len(p.local)), a}
+	h := head{magic, p.size, a}
 	err := p.c.Write(p.claim.bound, p.claim.e.Ref, h.encode())
 	if err == nil {
 		p.attr = a
@@ -409,7 +423,7 @@ func (p *Pool) Attr() Attr {
 }
 
 // Bytes is the size of the pool.
-func (p *Pool) Bytes() uint64 { return uint64(len(p.local)) }
+func (p *Pool) Bytes() uint64 { return p.size }
 
 // Dirty says that the pool was not closed in order, or that a Persist failed, and neither Sync nor Restore has been made since.
 func (p *Pool) Dirty() bool { return p.failed.Load() != p.clean.Load() }

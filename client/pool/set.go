@@ -20,11 +20,15 @@ import (
 //	REPLICA
 //	1GiB /mnt/pmem1/ledger        a mirror: another local part
 //	REPLICA quarry: ledger        a pool of the cluster
+//	REPLICA ops@far.org ledger    a pool of a cluster that this host reaches
 type Set struct {
 	Path    string // of the file, for errors
 	Part    Part
 	Mirrors []Part
 	Pools   []string // names
+	Remotes []RemotePool
+
+	SSH, Agent string // as in Host
 }
 
 // Part is a file of a Set.
@@ -80,8 +84,8 @@ func (s *Set) parts() []Part { return append([]Part{s.Part}, s.Mirrors...) }
 
 // check refuses a Set that ParseSet would not have made: one of a program.
 func (s *Set) check() error {
-	if len(s.Pools) == 0 || len(s.Pools)+len(s.Mirrors) > MaxSetReplicas {
-		return fmt.Errorf("%w: a pool set with %d mirrors and %d pools: want a pool, and at most %d of both", client.ErrArgument, len(s.Mirrors), len(s.Pools), MaxSetReplicas)
+	if pools := len(s.Pools) + len(s.Remotes); pools == 0 || pools+len(s.Mirrors) > MaxSetReplicas {
+		return fmt.Errorf("%w: a pool set with %d mirrors and %d pools: want a pool, and at most %d of both", client.ErrArgument, len(s.Mirrors), pools, MaxSetReplicas)
 	}
 	for _, p := range s.parts() {
 		if err := checkPartBytes(p.Bytes); err != nil {
@@ -183,7 +187,7 @@ func (p *setParser) replica(rest string) error {
 	if p.want != "" {
 		return fmt.Errorf("REPLICA where a line SIZE PATH of %s is wanted", p.want)
 	}
-	if len(p.set.Mirrors)+len(p.set.Pools) == MaxSetReplicas {
+	if len(p.set.Mirrors)+len(p.set.Pools)+len(p.set.Remotes) == MaxSetReplicas {
 		return fmt.Errorf("a REPLICA more than %d: remove some; a pool is replicated in the cluster by itself", MaxSetReplicas)
 	}
 	target, name, _ := strings.Cut(rest, " ")
@@ -195,10 +199,17 @@ func (p *setParser) replica(rest string) error {
 	case filepath.IsAbs(name):
 		p.want = mirrorPart
 		return p.part(target, name) // in one line
-	case target != Cluster:
-		return fmt.Errorf("REPLICA %.80s: only the cluster can be a target: write REPLICA %s POOL, or REPLICA and a line SIZE PATH", rest, Cluster)
+	case target != Cluster && !strings.Contains(target, "@"):
+		return fmt.Errorf("REPLICA %.80s: write REPLICA %s POOL, REPLICA USER@HOST POOL, or REPLICA and a line SIZE PATH", rest, Cluster)
 	case name == "" || len(name) > MaxNameBytes || strings.Contains(name, " "):
-		return fmt.Errorf("REPLICA %s wants the name of a pool, one word of at most %d bytes", Cluster, MaxNameBytes)
+		return fmt.Errorf("REPLICA %.80s wants the name of a pool, one word of at most %d bytes", target, MaxNameBytes)
+	case target != Cluster:
+		if err := (Host{Name: target}).check(); err != nil {
+			return err
+		}
+		r := RemotePool{target, name}
+		p.set.Remotes = append(p.set.Remotes, r)
+		return p.use("pool "+r.String(), "pool "+r.String())
 	}
 	if err := p.use(name, "pool "+name); err != nil {
 		return err
@@ -251,7 +262,7 @@ func (p *setParser) end() error {
 		return fmt.Errorf("it is empty: write a line PMEMPOOLSET, a line SIZE PATH and a line REPLICA %s POOL", Cluster)
 	case p.want != "":
 		return fmt.Errorf("it ends before the line SIZE PATH of %s", p.want)
-	case len(p.set.Pools) == 0:
+	case len(p.set.Pools)+len(p.set.Remotes) == 0:
 		return fmt.Errorf("it names no pool: add a line REPLICA %s POOL", Cluster)
 	}
 	return nil

@@ -16,11 +16,11 @@ import (
 // TestParseSet: what the syntax of poolset(5) means here.
 func TestParseSet(t *testing.T) {
 	s, err := pool.ParseSet("a.set", strings.NewReader("# of a ledger\r\nPMEMPOOLSET\nOPTION SINGLEHDR\n\n\t 100G /mnt/0/x/../my file\nREPLICA\n# the mirror\n102400MiB\t/mnt/1/part\n"+
-		"REPLICA 104857600K /mnt/2/part\nREPLICA quarry: ledger/a\nREPLICA\tquarry:  ledger/b"))
+		"REPLICA 104857600K /mnt/2/part\nREPLICA quarry: ledger/a\nREPLICA\tquarry:  ledger/b\nREPLICA ops@[fe80::1%eth0]  far/ledger"))
 	require.NoError(t, err)
 	const size = 100 << 30
 	require.Equal(t, &pool.Set{Path: "a.set", Part: pool.Part{Path: "/mnt/0/my file", Bytes: size},
-		Mirrors: []pool.Part{{Path: "/mnt/1/part", Bytes: size}, {Path: "/mnt/2/part", Bytes: size}}, Pools: []string{"ledger/a", "ledger/b"}}, s)
+		Mirrors: []pool.Part{{Path: "/mnt/1/part", Bytes: size}, {Path: "/mnt/2/part", Bytes: size}}, Pools: []string{"ledger/a", "ledger/b"}, Remotes: []pool.RemotePool{{Host: "ops@[fe80::1%eth0]", Name: "far/ledger"}}}, s)
 }
 
 // TestRefusedSets: errors name the line, and a remedy.
@@ -60,7 +60,12 @@ func TestRefusedSets(t *testing.T) {
 		head + "REPLICA quarry:":                                             "wants the name of a pool",
 		head + "REPLICA quarry: a b":                                         "wants the name of a pool",
 		head + "REPLICA quarry: " + strings.Repeat("n", pool.MaxNameBytes+1): "wants the name of a pool",
-		head + "REPLICA user@example.com remote.set":                         "only the cluster can be a target",
+		head + "REPLICA example.com p":                                       "a.set:3: REPLICA example.com p: write REPLICA quarry: POOL, REPLICA USER@HOST POOL",
+		head + "REPLICA user@example.com":                                    "wants the name of a pool",
+		head + "REPLICA -oProxyCommand=x@h p":                                `host "-oProxyCommand=x@h"`,
+		head + "REPLICA u@h;reboot p":                                        `host "u@h;reboot"`,
+		head + "REPLICA u@ p":                                                `host "u@"`,
+		head + "REPLICA u@h p\nREPLICA u@h  p":                               "a.set:4: pool u@h p is in line 3 already",
 		head + "REPLICA quarry: p" + replicas(pool.MaxSetReplicas):           "a.set:11: a REPLICA more than 8",
 		head + strings.Repeat("#", pool.MaxSetBytes):                         "longer than 65536 bytes",
 	} {
@@ -114,9 +119,12 @@ func FuzzParseSet(f *testing.F) {
 		for _, p := range s.Pools {
 			again += "REPLICA quarry: " + p + "\n"
 		}
+		for _, r := range s.Remotes {
+			again += "REPLICA " + r.String() + "\n"
+		}
 		require.True(t, s.Part.Bytes >= pool.MinPartBytes && s.Part.Bytes <= pool.MaxPartBytes && s.Part.Bytes%pool.HeaderBytes == 0)
-		require.NotEmpty(t, s.Pools)
-		require.LessOrEqual(t, len(s.Pools)+len(s.Mirrors), pool.MaxSetReplicas)
+		require.NotZero(t, len(s.Pools)+len(s.Remotes))
+		require.LessOrEqual(t, len(s.Remotes)+len(s.Pools)+len(s.Mirrors), pool.MaxSetReplicas)
 		got, err := pool.ParseSet("x", strings.NewReader(again))
 		require.NoError(t, err, again)
 		require.Equal(t, s, got)

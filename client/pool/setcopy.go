@@ -17,7 +17,7 @@ import (
 // Restoring is the end of the path under which Restore makes a local part.
 const Restoring = ".restoring"
 
-// Restore makes the local part of a set, which is missing, as a replica is: the one with this path or name, or, for "", the first of those that are there,
+// Restore makes the local part of a set, which is missing, as a replica is: the one with this path, this name, or, of a host, USER@HOST NAME, or, for "", the first of those that are there,
 // which have to have the same last owner then, and of which one that is not torn is taken. The next Open makes the other replicas as it is. The part has its path when it is whole.
 //
 // Errors: os.ErrExist: the part is there; ErrMismatch; ErrTorn; ErrNoPart, client.ErrNoName: there is no such replica; ErrOpen; others as of package function Open.
@@ -90,11 +90,11 @@ func (m *Memory) sources(ctx context.Context, w *world, s *Set, from string) err
 			return err
 		}
 	}
-	for _, name := range s.Pools {
-		if from != "" && from != name {
+	for _, t := range w.targets(s) {
+		if from != "" && from != t.String() {
 			continue
 		}
-		p, err := w.openPool(ctx, name, m.Bytes(), nil)
+		p, err := t.open(ctx, m.Bytes(), nil)
 		if err == nil {
 			m.replicas = append(m.replicas, p)
 		} else if gone = errors.Join(gone, err); !errors.Is(err, client.ErrNoName) && !errors.Is(err, ErrUnfinished) {
@@ -137,8 +137,8 @@ func (s *Set) Check(ctx context.Context, c *client.Client, progress func(done ui
 			return r, err
 		}
 	}
-	for _, name := range s.Pools {
-		one, err := Check(ctx, c, name, local, progress)
+	for _, t := range in(c).targets(s) {
+		one, err := t.check(ctx, local, progress)
 		if r.add(one); err != nil {
 			return r, err
 		}
@@ -269,9 +269,9 @@ func (s *Set) Remove(ctx context.Context, c *client.Client) error {
 			return fmt.Errorf("%w: %s is of another set than %s", ErrMismatch, p.Path, held[0].Path)
 		}
 	}
-	var names []string
-	for _, name := range s.Pools {
-		i, err := Stat(ctx, c, name)
+	var there []target
+	for _, t := range in(c).targets(s) {
+		i, err := t.Stat(ctx)
 		if errors.Is(err, client.ErrNoName) {
 			continue
 		}
@@ -282,12 +282,12 @@ func (s *Set) Remove(ctx context.Context, c *client.Client) error {
 			continue // the header comes before the pools
 		}
 		if i.State == Ready && i.Attr.PoolsetUUID != held[0].head.Set {
-			return fmt.Errorf("%w: pool %q is of another set than %s", ErrMismatch, name, s.Part.Path)
+			return fmt.Errorf("%w: pool %q is of another set than %s", ErrMismatch, t, s.Part.Path)
 		}
-		names = append(names, name)
+		there = append(there, t)
 	}
-	for _, name := range names {
-		if err := Remove(ctx, c, name); err != nil && !errors.Is(err, client.ErrNoName) {
+	for _, t := range there {
+		if err := t.remove(ctx); err != nil && !errors.Is(err, client.ErrNoName) {
 			return err
 		}
 	}

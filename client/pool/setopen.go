@@ -11,7 +11,7 @@ import (
 	"github.com/quarrystore/quarry/client"
 )
 
-// Create makes the local parts and the pools of a set, all zero, and opens them. No file and no pool is there before. o.Attr.PoolsetUUID is made if it is zero.
+// Create makes the local parts and the pools of a set, all zero, and opens them. No file and no pool is there before. c may be nil if the set has no Pools. o.Attr.PoolsetUUID is made if it is zero.
 //
 // Errors: os.ErrExist, client.ErrNameExists: what was there stays as it was; others as of package function Create.
 func (s *Set) Create(ctx context.Context, c *client.Client, o Options, mo MemoryOptions) (*Memory, error) {
@@ -49,8 +49,8 @@ func (s *Set) create(ctx context.Context, w *world, o Options, mo MemoryOptions)
 		undo = append(undo, func() error { return errors.Join(p.close(), os.Remove(want.Path)) })
 		m.replicas = append(m.replicas, newMirror(p, m.Bytes()))
 	}
-	for _, name := range s.Pools {
-		p, err := w.makePool(ctx, name, m.Bytes(), o, owner, false)
+	for _, t := range w.targets(s) {
+		p, err := t.make(ctx, m.Bytes(), o, owner, false)
 		if err != nil {
 			return nil, err
 		}
@@ -271,7 +271,7 @@ func (m *Memory) openReplicas(ctx context.Context, w *world, s *Set, want *Attr,
 			return nil, fmt.Errorf("%w: mirror %s is of another set", ErrMismatch, named.Path)
 		}
 	}
-	for _, name := range s.Pools {
+	for _, t := range w.targets(s) {
 		var attr *Attr
 		if want != nil {
 			a := *want
@@ -280,12 +280,12 @@ func (m *Memory) openReplicas(ctx context.Context, w *world, s *Set, want *Attr,
 			}
 			attr = &a
 		}
-		p, err := w.openPool(ctx, name, m.Bytes(), attr)
+		p, err := t.open(ctx, m.Bytes(), attr)
 		if wanted && errors.Is(err, client.ErrNoName) {
 			absent = append(absent, func(missing *Options) (replica, error) {
 				o := *missing
 				o.Attr.PoolsetUUID = set
-				return w.makePool(ctx, name, m.Bytes(), o, m.part.head.Next.String(), true)
+				return t.make(ctx, m.Bytes(), o, m.part.head.Next.String(), true)
 			})
 			continue
 		}

@@ -12,7 +12,8 @@ import (
 
 // world is what a Set is in: a machine, and a cluster. A test simulates one.
 type world struct {
-	boot   [16]byte // of the machine's start; zero: not known
+	c      *client.Client // nil: a set has no pools of its cluster
+	boot   [16]byte       // of the machine's start; zero: not known
 	medium func(path string, m pmem.Mapping) medium
 	// openPool opens a pool whose owner calls own before it writes.
 	openPool func(ctx context.Context, name string, local []byte, attr *Attr) (poolReplica, error)
@@ -20,26 +21,20 @@ type world struct {
 	makePool func(ctx context.Context, name string, local []byte, o Options, last string, torn bool) (poolReplica, error)
 }
 
-// poolReplica is a replica that is a Pool.
-type poolReplica interface {
-	replica
-	// discard closes and removes a pool that was made in vain.
-	discard() error
-}
-
 // in is the world of a Client.
 func in(c *client.Client) *world {
 	w := &world{
+		c:      c,
 		medium: func(_ string, m pmem.Mapping) medium { return mapped{m.Flusher} },
 		openPool: func(ctx context.Context, name string, local []byte, attr *Attr) (poolReplica, error) {
-			p, err := open(ctx, c, name, local, attr, true)
+			p, err := open(ctx, c, name, local, uint64(len(local)), attr, true)
 			if err != nil {
 				return nil, err
 			}
 			return p, nil
 		},
 		makePool: func(ctx context.Context, name string, local []byte, o Options, last string, torn bool) (poolReplica, error) {
-			p, err := create(ctx, c, name, local, o, last, torn)
+			p, err := create(ctx, c, name, local, uint64(len(local)), o, last, torn)
 			if err != nil {
 				return nil, err
 			}

@@ -55,6 +55,7 @@ type cli struct {
 	Name          nameCmd       `cmd:"" help:"Give objects names."`
 	Space         spaceCmd      `cmd:"" help:"Use ranges of virtual addresses in the memory of storage nodes."`
 	Pool          poolCmd       `cmd:"" help:"Keep copies of files, or of programs' memory, in the cluster."`
+	PoolAgent     poolAgentCmd  `cmd:"" name:"pool-agent" help:"Keep pools for a program on another host, which runs this command by ssh."`
 	KV            kvCmd         `cmd:"" name:"kv" help:"Keep keys and values in trees."`
 	TokenCmd      tokenCmd      `cmd:"" name:"token" help:"Make, list and revoke tokens of one role."`
 	TenantCmd     tenantCmd     `cmd:"" name:"tenant" help:"Keep the memory of some programs apart from that of others, within quotas."`

@@ -79,7 +79,7 @@ func exitCode(err error) int {
 		return exitNotFound
 	case is(client.ErrConflict, client.ErrNameExists, client.ErrImmutable, btree.ErrKeyExists, btree.ErrNotEmpty, kv.ErrNamesChange, kv.ErrFeedOpen, pool.ErrOpen, pool.ErrUnfinished, pool.ErrTorn):
 		return exitConflict
-	case is(client.ErrUnreachable, fsck.ErrUnreachable, fsck.ErrUnchecked, errNoController, rdma.ErrBroken, context.DeadlineExceeded):
+	case is(client.ErrUnreachable, pool.ErrAgent, fsck.ErrUnreachable, fsck.ErrUnchecked, errNoController, rdma.ErrBroken, context.DeadlineExceeded):
 		return exitUnreachable
 	case is(client.ErrNoSpace, client.ErrTooLarge):
 		return exitNoSpace

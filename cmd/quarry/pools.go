@@ -17,6 +17,9 @@ import (
 )
 
 type poolCmd struct {
+	SSH   string `name:"ssh" placeholder:"COMMAND" help:"Runs a command on another host, given the host and the command; default is that of QUARRY_SSH, or ssh with options that have it ask nothing."`
+	Agent string `placeholder:"COMMAND" help:"On the other host; default: quarry pool-agent."`
+
 	Create  poolCreateCmd  `cmd:"" help:"Make a pool of the size of a file, and copy the file into it."`
 	List    poolListCmd    `cmd:"" help:"List pools."`
 	Info    poolInfoCmd    `cmd:"" help:"Describe a pool."`
@@ -35,12 +38,13 @@ what it has changed (package client/pool). These commands copy files; while a pr
 
 // poolFlags name a pool and a file.
 type poolFlags struct {
+	poolHostFlags
 	Name string `arg:"" complete:"pool" help:"Of the pool."`
 	File string `arg:"" help:"As large as the pool."`
 }
 
 // withFile maps a file and runs f on its memory.
-func (p poolFlags) withFile(ctx context.Context, a *app, change func(*client.Config), f func(ctx context.Context, c *client.Client, local []byte) error) error {
+func (p poolFlags) withFile(ctx context.Context, a *app, change func(*client.Config), f func(ctx context.Context, in pools, local []byte) error) error {
 	file, err := os.Open(p.File)
 	if err != nil {
 		return usageError{err}
@@ -58,7 +62,7 @@ func (p poolFlags) withFile(ctx context.Context, a *app, change func(*client.Con
 		return fmt.Errorf("map %s: %w", p.File, err)
 	}
 	defer unix.Munmap(local)
-	return a.withLong(ctx, change, func(ctx context.Context, c *client.Client) error { return f(ctx, c, local) })
+	return p.withPools(ctx, a, change, func(ctx context.Context, in pools) error { return f(ctx, in, local) })
 }
 
 // poolProgress shows how much of total bytes has been compared.
@@ -145,8 +149,8 @@ func (p *poolCreateCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	return p.withFile(ctx, a, nil, func(ctx context.Context, c *client.Client, local []byte) error {
-		made, err := pool.Create(ctx, c, p.Name, local, o)
+	return p.withFile(ctx, a, nil, func(ctx context.Context, in pools, local []byte) error {
+		made, err := in.create(ctx, p.Name, local, o)
 		if err != nil {
 			return err
 		}
@@ -154,7 +158,7 @@ func (p *poolCreateCmd) Run(ctx context.Context, a *app) error {
 			const left = "pool %s is made, and does not have all of the file: run quarry pool sync"
 			return ifInterrupted(ctx, fmt.Errorf(left+": %w", p.Name, err), left, p.Name)
 		}
-		i, err := pool.Stat(ctx, c, p.Name)
+		i, err := in.Stat(ctx, p.Name)
 		if err != nil {
 			return err
 		}
@@ -163,7 +167,7 @@ func (p *poolCreateCmd) Run(ctx context.Context, a *app) error {
 }
 
 // syncPool copies local memory into an open pool and closes it.
-func (a *app) syncPool(ctx context.Context, p *pool.Pool, local []byte, r *pool.Report) error {
+func (a *app) syncPool(ctx context.Context, p openPool, local []byte, r *pool.Report) error {
 	progress, end := a.poolProgress("sync", len(local))
 	rep, err := p.Sync(ctx, progress)
 	end()
@@ -190,12 +194,13 @@ func (*poolListCmd) Run(ctx context.Context, a *app) error {
 }
 
 type poolInfoCmd struct {
+	poolHostFlags
 	Name string `arg:"" complete:"pool" help:"Of the pool."`
 }
 
 func (p *poolInfoCmd) Run(ctx context.Context, a *app) error {
-	return a.with(ctx, readOnly, func(ctx context.Context, c *client.Client) error {
-		i, err := pool.Stat(ctx, c, p.Name)
+	return p.withPoolsSoon(ctx, a, readOnly, func(ctx context.Context, in pools) error {
+		i, err := in.Stat(ctx, p.Name)
 		if err != nil {
 			return err
 		}
@@ -206,9 +211,9 @@ func (p *poolInfoCmd) Run(ctx context.Context, a *app) error {
 type poolCheckCmd struct{ poolFlags }
 
 func (p *poolCheckCmd) Run(ctx context.Context, a *app) error {
-	return p.withFile(ctx, a, readOnly, func(ctx context.Context, c *client.Client, local []byte) error {
+	return p.withFile(ctx, a, readOnly, func(ctx context.Context, in pools, local []byte) error {
 		progress, end := a.poolProgress("check", len(local))
-		r, err := pool.Check(ctx, c, p.Name, local, progress)
+		r, err := in.Check(ctx, p.Name, local, progress)
 		end()
 		if err != nil {
 			return err
@@ -223,8 +228,8 @@ func (p *poolCheckCmd) Run(ctx context.Context, a *app) error {
 type poolSyncCmd struct{ poolFlags }
 
 func (p *poolSyncCmd) Run(ctx context.Context, a *app) error {
-	return p.withFile(ctx, a, nil, func(ctx context.Context, c *client.Client, local []byte) error {
-		opened, err := pool.Open(ctx, c, p.Name, local, nil)
+	return p.withFile(ctx, a, nil, func(ctx context.Context, in pools, local []byte) error {
+		opened, err := in.open(ctx, p.Name, local)
 		if err != nil {
 			return err
 		}
@@ -237,13 +242,14 @@ func (p *poolSyncCmd) Run(ctx context.Context, a *app) error {
 }
 
 type poolRestoreCmd struct {
+	poolHostFlags
 	Name string `arg:"" complete:"pool" help:"Of the pool."`
 	File string `arg:"" help:"To write. It takes the place of an older one when it is whole."`
 }
 
 func (p *poolRestoreCmd) Run(ctx context.Context, a *app) error {
-	return a.withLong(ctx, nil, func(ctx context.Context, c *client.Client) error {
-		i, err := pool.Stat(ctx, c, p.Name)
+	return p.withPools(ctx, a, nil, func(ctx context.Context, in pools) error {
+		i, err := in.Stat(ctx, p.Name)
 		if err != nil {
 			return err
 		}
@@ -252,7 +258,7 @@ func (p *poolRestoreCmd) Run(ctx context.Context, a *app) error {
 			return err
 		}
 		var r pool.Report
-		if err = finish(p.restore(ctx, a, c, w.(*os.File), i, &r)); err != nil {
+		if err = finish(p.restore(ctx, a, in, w.(*os.File), i, &r)); err != nil {
 			return ifInterrupted(ctx, fmt.Errorf("%s is as it was before: %w", p.File, err), "%s is as it was before", p.File)
 		}
 		return a.printReport(r, ": the file is as the pool is now")
@@ -260,7 +266,7 @@ func (p *poolRestoreCmd) Run(ctx context.Context, a *app) error {
 }
 
 // restore fills a new file.
-func (p *poolRestoreCmd) restore(ctx context.Context, a *app, c *client.Client, f *os.File, i pool.Info, r *pool.Report) error {
+func (p *poolRestoreCmd) restore(ctx context.Context, a *app, in pools, f *os.File, i pool.Info, r *pool.Report) error {
 	if i.State != pool.Ready {
 		return fmt.Errorf("%w: pool %q: %s", pool.ErrUnfinished, p.Name, i.State)
 	}
@@ -273,7 +279,7 @@ func (p *poolRestoreCmd) restore(ctx context.Context, a *app, c *client.Client, 
 		return err
 	}
 	defer unix.Munmap(local)
-	opened, err := pool.Open(ctx, c, p.Name, local, nil)
+	opened, err := in.open(ctx, p.Name, local)
 	if err != nil {
 		return err
 	}
@@ -284,12 +290,13 @@ func (p *poolRestoreCmd) restore(ctx context.Context, a *app, c *client.Client, 
 }
 
 type poolRemoveCmd struct {
+	poolHostFlags
 	Name string `arg:"" complete:"pool" help:"Of the pool."`
 }
 
 func (p *poolRemoveCmd) Run(ctx context.Context, a *app) error {
-	return a.with(ctx, nil, func(ctx context.Context, c *client.Client) error {
-		if err := pool.Remove(ctx, c, p.Name); err != nil {
+	return p.withPoolsSoon(ctx, a, nil, func(ctx context.Context, in pools) error {
+		if err := in.Remove(ctx, p.Name); err != nil {
 			return err
 		}
 		return a.print(map[string]any{"removed": p.Name}, func(w io.Writer) { fmt.Fprintf(w, "pool %s is removed\n", p.Name) })

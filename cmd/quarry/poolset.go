@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/client/pool"
@@ -30,9 +31,10 @@ replicated to:
     REPLICA
     1GiB /mnt/pmem1/ledger
     REPLICA quarry: ledger
+    REPLICA ops@far.example.com ledger
 
 This is the syntax of poolset(5). The first file is the local part, the second one a mirror, and quarry: stands for the cluster,
-in which the pool ledger is. The program opens the set with package client/pool; info and check work meanwhile.`
+in which the pool ledger is. The last line names a pool of another cluster, which that host reaches: quarry pool-agent runs there, by ssh. The program opens the set with package client/pool; info and check work meanwhile.`
 }
 
 // poolSetFlags name a poolset file.
@@ -41,12 +43,23 @@ type poolSetFlags struct {
 }
 
 // set reads the file.
-func (p poolSetFlags) set() (*pool.Set, error) {
+func (p poolSetFlags) set(a *app) (*pool.Set, error) {
 	s, err := pool.ReadSet(p.File)
+	if err == nil {
+		s.SSH, s.Agent = a.cli.Pool.SSH, a.cli.Pool.Agent
+	}
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
 		return nil, usageError{err}
 	}
 	return s, err
+}
+
+// withSet runs f with a client, or with none if the set has no pool in the client's cluster.
+func (a *app) withSet(ctx context.Context, s *pool.Set, change func(*client.Config), f func(context.Context, *client.Client) error) error {
+	if len(s.Pools) == 0 {
+		return f(ctx, nil)
+	}
+	return a.withLong(ctx, change, f)
 }
 
 // setReport prints what a comparison has found.
@@ -66,11 +79,11 @@ func (p *poolSetCreateCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	s, err := p.set()
+	s, err := p.set(a)
 	if err != nil {
 		return err
 	}
-	return a.withLong(ctx, nil, func(ctx context.Context, c *client.Client) error {
+	return a.withSet(ctx, s, nil, func(ctx context.Context, c *client.Client) error {
 		m, err := s.Create(ctx, c, o, pool.MemoryOptions{})
 		if errors.Is(err, os.ErrExist) {
 			return usageError{fmt.Errorf("%w: the files of a new set are not there before", err)}
@@ -93,15 +106,27 @@ type poolSetView struct {
 
 func (a *app) printSet(ctx context.Context, c *client.Client, s *pool.Set) error {
 	v := poolSetView{Parts: s.Info()}
-	for _, name := range s.Pools {
-		i, err := pool.Stat(ctx, c, name)
+	names := slices.Clone(s.Pools)
+	for _, r := range s.Remotes {
+		names = append(names, r.String())
+	}
+	for k, name := range names {
+		var i pool.Info
+		var err error
+		if r := k - len(s.Pools); r >= 0 {
+			i, err = s.Host(s.Remotes[r].Host).Stat(ctx, s.Remotes[r].Name)
+		} else {
+			i, err = pool.Stat(ctx, c, name)
+		}
 		if i.Name = name; errors.Is(err, client.ErrNoName) && i.State == "" {
 			i.State = pool.Missing
 		} else if err != nil {
-			if i.State == "" && !errors.Is(err, pool.ErrNotPool) {
+			if i.State == "" && !errors.Is(err, pool.ErrNotPool) && !errors.Is(err, pool.ErrAgent) {
 				return err
 			}
-			i.Problem = err.Error()
+			if i.Problem = err.Error(); errors.Is(err, pool.ErrAgent) {
+				i.State = "unreachable"
+			}
 		}
 		v.Pools = append(v.Pools, poolViewOf(i))
 	}
@@ -110,8 +135,12 @@ func (a *app) printSet(ctx context.Context, c *client.Client, s *pool.Set) error
 		for _, p := range v.Parts {
 			fmt.Fprintf(w, "%s\t%s\t%s\n", p.Path, sizeOf(p.Bytes, p.Durable), tornState(stateOf(p.State, p.Dirty, p.Problem), p.Torn))
 		}
-		for _, p := range v.Pools {
-			fmt.Fprintf(w, "%s %s\t%s\t%s\n", pool.Cluster, p.Name, sizeOf(p.Bytes, p.Durable), tornState(stateOf(p.State, p.Dirty, p.Problem), p.Torn))
+		for k, p := range v.Pools {
+			in := pool.Cluster + " "
+			if k >= len(s.Pools) {
+				in = "" // its name has the host
+			}
+			fmt.Fprintf(w, "%s%s\t%s\t%s\n", in, p.Name, sizeOf(p.Bytes, p.Durable), tornState(stateOf(p.State, p.Dirty, p.Problem), p.Torn))
 		}
 	})
 }
@@ -144,20 +173,20 @@ func stateOf(state string, dirty bool, problem string) string {
 type poolSetInfoCmd struct{ poolSetFlags }
 
 func (p *poolSetInfoCmd) Run(ctx context.Context, a *app) error {
-	s, err := p.set()
+	s, err := p.set(a)
 	if err != nil {
 		return err
 	}
-	return a.with(ctx, readOnly, func(ctx context.Context, c *client.Client) error { return a.printSet(ctx, c, s) })
+	return a.withSet(ctx, s, readOnly, func(ctx context.Context, c *client.Client) error { return a.printSet(ctx, c, s) })
 }
 
 // withProgress reads the set and runs f.
 func (p poolSetFlags) withProgress(ctx context.Context, a *app, what string, change func(*client.Config), f func(ctx context.Context, c *client.Client, s *pool.Set, progress func(uint64)) error) error {
-	s, err := p.set()
+	s, err := p.set(a)
 	if err != nil {
 		return err
 	}
-	return a.withLong(ctx, change, func(ctx context.Context, c *client.Client) error {
+	return a.withSet(ctx, s, change, func(ctx context.Context, c *client.Client) error {
 		progress, end := a.poolProgress(what, int(s.Part.Bytes-pool.HeaderBytes))
 		defer end()
 		return f(ctx, c, s, progress)
@@ -206,7 +235,7 @@ func (p *poolSetSyncCmd) Run(ctx context.Context, a *app) error {
 
 type poolSetRestoreCmd struct {
 	poolSetFlags
-	From string `placeholder:"REPLICA" help:"Path of a mirror or name of a pool. Default: the first that is there and is not torn; all have to have the same last owner then."`
+	From string `placeholder:"REPLICA" help:"Path of a mirror, name of a pool, or 'USER@HOST POOL'. Default: the first that is there and is not torn; all have to have the same last owner then."`
 }
 
 func (p *poolSetRestoreCmd) Run(ctx context.Context, a *app) error {
@@ -225,11 +254,11 @@ func (p *poolSetRestoreCmd) Run(ctx context.Context, a *app) error {
 type poolSetRemoveCmd struct{ poolSetFlags }
 
 func (p *poolSetRemoveCmd) Run(ctx context.Context, a *app) error {
-	s, err := p.set()
+	s, err := p.set(a)
 	if err != nil {
 		return err
 	}
-	return a.with(ctx, nil, func(ctx context.Context, c *client.Client) error {
+	return a.withSet(ctx, s, nil, func(ctx context.Context, c *client.Client) error {
 		if err := s.Remove(ctx, c); err != nil {
 			return err
 		}
