@@ -288,3 +288,81 @@ func TestGivenUp(t *testing.T) {
 	require.True(t, q.Dirty())
 	require.NoError(t, q.Close(t.Context()))
 }
+
+// TestSetWithHosts: a set without a pool in a cluster that this program reaches; its client is nil.
+func TestSetWithHosts(t *testing.T) {
+	ctx := t.Context()
+	c := testcluster.New(t, testcluster.Options{Nodes: 1})
+	h, pid := hostOf(t, c)
+	s := newSet(t, "ledger", 1)
+	s.Pools, s.SSH, s.Agent = nil, h.SSH, h.Agent
+	s.Remotes = []pool.RemotePool{{Host: "a@one", Name: "ledger"}, {Host: "b@two", Name: "second"}}
+	o := options(false)
+	o.Replicas = 1
+	m, err := s.Create(ctx, nil, o, pool.MemoryOptions{})
+	require.NoError(t, err)
+	copy(m.Bytes()[1000:], "what is persisted")
+	require.NoError(t, m.Persist(1000, 17))
+	rep, err := s.Check(ctx, nil, nil)
+	require.NoError(t, err)
+	require.Equal(t, pool.Report{Bytes: 3 * mib}, rep)
+	m.Bytes()[0] = 1 // and nothing persists it
+	rep, err = m.Sync(ctx, nil)
+	require.NoError(t, err)
+	require.Equal(t, pool.Report{Bytes: 3 * mib, Differ: 3 * pool.PartBytes}, rep)
+	require.ErrorIs(t, s.Remove(ctx, nil), pool.ErrOpen)
+	require.NoError(t, m.Close(ctx))
+
+	// It was closed in order: nothing is compared.
+	m, err = s.Open(ctx, nil, never(t))
+	require.NoError(t, err)
+	// The agent of the last pool ends: the program goes on, and its set is behind.
+	kill(t, pid, syscall.SIGTERM)
+	require.Eventually(t, func() bool { return errors.Is(m.Persist(0, 8), pool.ErrBehind) }, patience, time.Millisecond)
+	require.True(t, m.Dirty())
+	m.Bytes()[3*pool.PartBytes] = 9
+	require.ErrorIs(t, m.Persist(3*pool.PartBytes, 1), pool.ErrBehind)
+	require.Error(t, m.Close(ctx))
+	require.NoError(t, whenFenced(t, func() error { m, err = s.Open(ctx, nil, pool.MemoryOptions{}); return err }))
+	require.False(t, m.Dirty())
+	require.NoError(t, m.Close(ctx))
+	rep, err = s.Check(ctx, nil, nil)
+	require.NoError(t, err)
+	require.True(t, rep.Same())
+
+	// The local part is lost, and made again from each; another owner is noticed.
+	want := restored(t, s.Part.Path)
+	for _, from := range []string{"", "a@one ledger", "b@two second"} {
+		require.NoError(t, os.Remove(s.Part.Path))
+		_, err = s.Restore(ctx, nil, from, nil)
+		require.NoError(t, err)
+		require.Equal(t, want, restored(t, s.Part.Path), from)
+	}
+	require.NoError(t, os.Remove(s.Part.Path))
+	_, err = s.Restore(ctx, nil, "second", nil)
+	require.ErrorIs(t, err, client.ErrArgument)
+	_, err = s.Restore(ctx, nil, "", nil)
+	require.NoError(t, err)
+	other := make([]byte, mib)
+	p, err := h.Open(ctx, "second", other, nil)
+	require.NoError(t, err)
+	other[7] = 3
+	require.NoError(t, p.Persist(7, 1))
+	require.NoError(t, p.Close(ctx))
+	_, err = s.Open(ctx, nil, pool.MemoryOptions{})
+	require.ErrorIs(t, err, pool.ErrMismatch)
+	require.NoError(t, h.Remove(ctx, "second"))
+	_, err = s.Sync(ctx, nil, o, nil)
+	require.NoError(t, err)
+	require.NoError(t, s.Remove(ctx, nil))
+	_, err = h.Stat(ctx, "ledger")
+	require.ErrorIs(t, err, client.ErrNoName)
+
+	// A pool that cannot be made leaves nothing.
+	s.Remotes = append(s.Remotes, pool.RemotePool{Host: "missing@host", Name: "third"})
+	_, err = s.Create(ctx, nil, o, pool.MemoryOptions{})
+	require.ErrorIs(t, err, pool.ErrAgent)
+	require.NoFileExists(t, s.Part.Path)
+	_, err = h.Stat(ctx, "ledger")
+	require.ErrorIs(t, err, client.ErrNoName)
+}
