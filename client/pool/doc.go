@@ -31,6 +31,12 @@
 // pool as the local memory is, and Restore makes the local memory as the pool is. Both compare hashes of all replicas, move what differs, and leave all
 // replicas alike.
 //
+// # Other clusters
+//
+// A Host is a machine that reaches another cluster. A pool agent there, started by ssh, opens a pool as a client of that cluster, for the program, whose Remote sends it
+// what is to be persisted. frame.go has their protocol. The agent's session is the owner; when the stream between the two ends, the agent closes the pool behind the operations that it has
+// begun. A Remote never leaves a request behind whose answer nobody waits for: it ends the stream instead.
+//
 // # Sets
 //
 // A Set, read from a poolset file, names a file that is the program's memory, its local part, and what that is replicated to: pools and mirrors. Open maps the

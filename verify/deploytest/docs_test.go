@@ -106,7 +106,8 @@ until [ "$(quarry node list 2>/dev/null | grep -c ' up ')" = 2 ]; do sleep 0.1; 
 	"SPACES.md": `quarry dev --nodes 2 &
 until [ "$(quarry node list 2>/dev/null | grep -c ' up ')" = 2 ]; do sleep 0.1; done`,
 	"POOLS.md": `quarry dev --nodes 2 &
-until [ "$(quarry node list 2>/dev/null | grep -c ' up ')" = 2 ]; do sleep 0.1; done`,
+until [ "$(quarry node list 2>/dev/null | grep -c ' up ')" = 2 ]; do sleep 0.1; done
+printf '#!/bin/sh\nshift\nexec sh -c "$*"\n' >far; chmod +x far; export QUARRY_SSH=$PWD/far`,
 	"C.md":    `ln -s "$ROOT/examples" examples`,
 	"JOBS.md": `mkdir texts; printf 'the collector of garbage\n' > texts/a; printf 'a stone is a stone\n' > texts/b`,
 	"TUNING.md": `quarry dev --nodes 2 --replicas 1 &

@@ -39,6 +39,8 @@ var parsers = map[string]string{
 	"commands of Flight":             "gateway/flight FuzzCommand",
 	"poolset files":                  "client/pool FuzzParseSet",
 	"headers of local parts":         "client/pool FuzzPartHead",
+	"requests to pool agents":        "client/pool FuzzRequest",
+	"what a pool's host writes":      "client/pool FuzzAnswers",
 	"tickets of Flight":              "gateway/flight FuzzTicket",
 }
 
