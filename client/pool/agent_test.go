@@ -123,7 +123,7 @@ func TestProgramThatIsSilent(t *testing.T) {
 	}
 }
 
-// TestAgentEndsBehindItsOperations: a Persist that is running when the stream ends is in the pool before another program can open it.
+// TestAgentEndsBehindItsOperations: a Persist that is running when the stream ends is in the pool before another program can open it, and the pool is Dirty then.
 func TestAgentEndsBehindItsOperations(t *testing.T) {
 	c := testcluster.New(t, testcluster.Options{Nodes: 1})
 	other := c.Connect(client.Config{})
@@ -153,11 +153,15 @@ func TestAgentEndsBehindItsOperations(t *testing.T) {
 			p, err = Open(t.Context(), other, "p", back, nil)
 			return err == nil
 		}, time.Minute, time.Microsecond)
+		require.True(t, p.Dirty())
 		require.NoError(t, p.Read(back, 0))
 		again := make([]byte, size)
 		require.NoError(t, finish())
 		require.NoError(t, p.Read(again, 0))
 		require.Equal(t, back, again, "bytes have arrived behind Open")
+		_, err := p.Restore(t.Context(), nil)
+		require.NoError(t, err)
+		require.False(t, p.Dirty())
 		require.NoError(t, p.Close(t.Context()))
 	}
 }

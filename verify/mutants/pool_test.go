@@ -126,4 +126,19 @@ var poolMutants = []mutant{
 		edits: []edit{{"client/pool.(*part).open", `!p.lost() {`, `false {`}},
 		runs:  pools("TestSimulatedSets"),
 	},
+	{
+		name: "request that was given up arrives", what: "goes on with a stream that has a request for whose answer nobody waits",
+		edits: []edit{{"client/pool.(*stream).send", `func() { s.fail(ctx.Err()) }`, `func() { c.answer <- ctx.Err() }`}},
+		runs:  pools("TestGivenUp"),
+	},
+	{
+		name: "lost answer taken for not done", what: "says of a Persist whose agent has ended that it has changed nothing",
+		edits: []edit{{"client/pool.(*stream).lost", `if changes(op) {`, `if false {`}},
+		runs:  pools("TestCallsOfAStreamThatEnds"),
+	},
+	{
+		name: "agent leaves its pool clean", what: "closes a pool in order although the program has not",
+		edits: []edit{{"client/pool.serve", `a.pool.behind()`, `a.pool.Dirty()`}},
+		runs:  pools("TestAgentEndsBehindItsOperations"),
+	},
 }
