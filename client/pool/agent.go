@@ -22,6 +22,9 @@ const (
 // Serve is a pool agent: it does what a program on another host asks for on a stream, as a client of its own cluster, and returns when the stream or ctx has ended.
 // The program opens at most one pool a stream. If it has not closed that, Serve closes it as Dirty, behind the operations that are running.
 func Serve(ctx context.Context, c *client.Client, in io.Reader, out io.Writer) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	return serve(ctx, c, in, out, defaultSilence)
 }
 
@@ -222,6 +225,9 @@ func (a *agent) open(ctx context.Context, op byte, c control) (control, error) {
 		}
 		p, err = create(ctx, a.c, c.Name, nil, c.Bytes, Options{Attr: *attr, Replicas: c.Replicas, RegionBytes: c.RegionBytes, Durable: c.Durable}, c.Token, c.Torn)
 	} else {
+		if c.Bare {
+			c.Bytes = anySize
+		}
 		p, err = open(ctx, a.c, c.Name, nil, c.Bytes, attr, c.Keep)
 	}
 	if err != nil {

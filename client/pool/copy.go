@@ -42,24 +42,25 @@ func comparerOf(s *space.Space) comparer {
 	}
 }
 
-// compare calls f for each part of the local memory, in order, and progress behind each round.
-func compare(ctx context.Context, ask comparer, local []byte, progress func(done uint64), f func(off, n uint64, same, alike bool) error) error {
+// compare calls f for each part of a pool of some size, in order, and progress behind each round. same is false if local is nil.
+func compare(ctx context.Context, ask comparer, local []byte, size uint64, progress func(done uint64), f func(off, n uint64, same, alike bool) error) error {
 	var hashes [parts]uint64
 	var alike [parts]bool
-	for off := 0; off < len(local); {
-		n := min(PartBytes, len(local)-off)
-		count := max(1, min(parts, (len(local)-off)/PartBytes))
-		if err := ask(ctx, uint64(off), uint64(n), hashes[:count], alike[:count]); err != nil {
+	for off := uint64(0); off < size; {
+		n := min(PartBytes, size-off)
+		count := max(1, min(parts, (size-off)/PartBytes))
+		if err := ask(ctx, off, n, hashes[:count], alike[:count]); err != nil {
 			return err
 		}
 		for i := range count {
-			if err := f(uint64(off), uint64(n), rdma.Hash(local[off:off+n], 0) == hashes[i], alike[i]); err != nil {
+			same := local != nil && rdma.Hash(local[off:off+n], 0) == hashes[i]
+			if err := f(off, n, same, alike[i]); err != nil {
 				return err
 			}
 			off += n
 		}
 		if progress != nil {
-			progress(uint64(off))
+			progress(off)
 		}
 	}
 	return nil
@@ -94,20 +95,23 @@ func Check(ctx context.Context, c *client.Client, name string, local []byte, pro
 	if err != nil {
 		return r, err
 	}
-	err = compare(ctx, comparerOf(s), local, progress, func(_, n uint64, same, alike bool) error { r.note(n, same, alike); return nil })
+	err = compare(ctx, comparerOf(s), local, uint64(len(local)), progress, func(_, n uint64, same, alike bool) error { r.note(n, same, alike); return nil })
 	return r, err
 }
 
 // check is Check of an open pool.
 func (p *Pool) check(ctx context.Context, progress func(done uint64)) (r Report, err error) {
-	err = compare(ctx, comparerOf(p.s), p.local, progress, func(_, n uint64, same, alike bool) error { r.note(n, same, alike); return nil })
+	err = compare(ctx, comparerOf(p.s), p.local, p.size, progress, func(_, n uint64, same, alike bool) error { r.note(n, same, alike); return nil })
 	return r, err
 }
 
 // Sync makes the pool, at every replica, as the local memory is, which nobody changes meanwhile. progress, if it is not nil, gets how many bytes
 // have been compared; it does not call the Pool. After an error the pool is Dirty, and Sync can be called again.
 func (p *Pool) Sync(ctx context.Context, progress func(done uint64)) (Report, error) {
-	return p.whole(ctx, progress, func(ctx context.Context, off, n uint64, same, alike bool) error {
+	if p.local == nil {
+		return Report{}, errBare
+	}
+	return p.whole(ctx, p.local, progress, func(ctx context.Context, off, n uint64, same, alike bool) error {
 		if same && alike {
 			return nil
 		}
@@ -117,7 +121,10 @@ func (p *Pool) Sync(ctx context.Context, progress func(done uint64)) (Report, er
 
 // Restore makes the local memory as the pool is, to which nobody persists meanwhile. It does not flush the local memory. After an error the local memory is the pool's in part.
 func (p *Pool) Restore(ctx context.Context, progress func(done uint64)) (Report, error) {
-	return p.whole(ctx, progress, func(ctx context.Context, off, n uint64, same, alike bool) error {
+	if p.local == nil {
+		return Report{}, errBare
+	}
+	return p.whole(ctx, p.local, progress, func(ctx context.Context, off, n uint64, same, alike bool) error {
 		if !same {
 			if _, err := p.s.Read(ctx, p.local[off:off+n], p.base+off); err != nil {
 				return err
@@ -132,7 +139,7 @@ func (p *Pool) Restore(ctx context.Context, progress func(done uint64)) (Report,
 
 // whole runs f over the parts of the pool, and has it on stable storage if the pool is durable: the bytes of a former owner's last Persist may be at
 // the replicas and not be flushed.
-func (p *Pool) whole(ctx context.Context, progress func(done uint64), f func(ctx context.Context, off, n uint64, same, alike bool) error) (r Report, err error) {
+func (p *Pool) whole(ctx context.Context, local []byte, progress func(done uint64), f func(ctx context.Context, off, n uint64, same, alike bool) error) (r Report, err error) {
 	if err := ctx.Err(); err != nil {
 		return r, err
 	}
@@ -143,7 +150,7 @@ func (p *Pool) whole(ctx context.Context, progress func(done uint64), f func(ctx
 	ctx, cancel := p.claim.within(ctx)
 	defer cancel()
 	failed := p.failed.Add(1)
-	err = compare(ctx, comparerOf(p.s), p.local, progress, func(off, n uint64, same, alike bool) error {
+	err = compare(ctx, comparerOf(p.s), local, p.size, progress, func(off, n uint64, same, alike bool) error {
 		r.note(n, same, alike)
 		return f(ctx, off, n, same, alike)
 	})
@@ -155,4 +162,19 @@ func (p *Pool) whole(ctx context.Context, progress func(done uint64), f func(ctx
 	}
 	p.clean.Store(failed) // a Persist that has failed meanwhile counts more
 	return r, nil
+}
+
+// Reconcile makes all replicas of the pool as its primary is, where a Persist that did not return has left them different, and does not look at the local memory. Nobody persists
+// meanwhile. The pool is not Dirty then. It is for programs that find out by themselves what the pool lacks.
+func (p *Pool) Reconcile(ctx context.Context) (Report, error) {
+	var buf [PartBytes]byte
+	return p.whole(ctx, nil, nil, func(ctx context.Context, off, n uint64, _, alike bool) error {
+		if alike {
+			return nil
+		}
+		if _, err := p.s.Read(ctx, buf[:n], p.base+off); err != nil {
+			return err
+		}
+		return p.write(ctx, buf[:n], off)
+	})
 }

@@ -145,6 +145,7 @@ type control struct {
 	Replicas    int    `json:"replicas,omitempty"`
 	RegionBytes uint64 `json:"region_bytes,omitempty"`
 	Durable     bool   `json:"durable,omitempty"`
+	Bare        bool   `json:"bare,omitempty"`  // opOpen: of any size
 	Keep        bool   `json:"keep,omitempty"`  // opOpen: opOwn follows before anything is written
 	Token       string `json:"token,omitempty"` // of the last owner
 	Torn        bool   `json:"torn,omitempty"`  // opCreate, opOwn: as with create and own

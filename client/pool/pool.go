@@ -174,6 +174,17 @@ func Open(ctx context.Context, c *client.Client, name string, local []byte, attr
 	return open(ctx, c, name, local, uint64(len(local)), attr, false)
 }
 
+// OpenBare opens a pool without local memory: for Write, DeepWrite, Read, SetAttr, Reconcile and Close.
+func OpenBare(ctx context.Context, c *client.Client, name string) (*Pool, error) {
+	return open(ctx, c, name, nil, anySize, nil, false)
+}
+
+// anySize of open is that of the pool.
+const anySize = 1<<64 - 1
+
+// errBare: a pool has no local memory.
+var errBare = fmt.Errorf("%w: the pool was opened without local memory", client.ErrArgument)
+
 // open is Open of a pool of some size. keep: the caller calls own before it writes.
 func open(ctx context.Context, c *client.Client, name string, local []byte, size uint64, attr *Attr, keep bool) (*Pool, error) {
 	if err := ctx.Err(); err != nil {
@@ -233,6 +244,8 @@ func (p *Pool) match(ctx context.Context, e client.Name, attr *Attr) error {
 	switch {
 	case err != nil:
 		return err
+	case p.size == anySize:
+		p.size = h.Bytes
 	case h.Bytes != p.size:
 		return fmt.Errorf("%w: pool %q has %d bytes, the local memory %d", ErrMismatch, e.Name, h.Bytes, p.size)
 	case attr != nil && *attr != h.Attr:
@@ -336,16 +349,30 @@ func (p *Pool) Persist(off, n uint64) error {
 		return err
 	}
 	defer p.mu.RUnlock()
+	if p.local == nil {
+		return errBare
+	}
 	return p.send(p.claim.bound, off, n)
 }
 
-// put is Persist of bytes of the caller.
-func (p *Pool) put(b []byte, off uint64) error {
+// Write is Persist of other bytes than those of the local memory.
+func (p *Pool) Write(b []byte, off uint64) error {
 	if err := p.enter(off, uint64(len(b))); err != nil {
 		return err
 	}
 	defer p.mu.RUnlock()
 	return p.write(p.claim.bound, b, off)
+}
+
+func (p *Pool) put(b []byte, off uint64) error { return p.Write(b, off) }
+
+// DeepWrite is DeepPersist of other bytes than those of the local memory.
+func (p *Pool) DeepWrite(b []byte, off uint64) error {
+	if err := p.enter(off, uint64(len(b))); err != nil {
+		return err
+	}
+	defer p.mu.RUnlock()
+	return p.deepPut(b, off)
 }
 
 // send writes a range of the local memory.
@@ -371,6 +398,9 @@ func (p *Pool) DeepPersist(off, n uint64) error {
 		return err
 	}
 	defer p.mu.RUnlock()
+	if p.local == nil {
+		return errBare
+	}
 	return p.deepPut(p.local[off:off+n], off)
 }
 

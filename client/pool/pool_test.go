@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -596,18 +597,25 @@ func TestContextsThatHaveEnded(t *testing.T) {
 	set := newSet(t, "set", 1)
 	m, err := set.Create(t.Context(), cl, options(false), pool.MemoryOptions{Queue: pool.MinQueue})
 	require.NoError(t, err)
-	testcluster.ContextCalls(t, []any{p, set, m}, map[string]func(context.Context) error{
+	h, _ := hostOf(t, c)
+	far, err := h.Create(t.Context(), "far", local, options(false))
+	require.NoError(t, err)
+	testcluster.ContextCalls(t, []any{p, set, m, h, far}, map[string]func(context.Context) error{
 		"Create": func(ctx context.Context) error {
 			_, err := pool.Create(ctx, cl, "another", local, options(false))
 			return err
 		},
-		"Open":   func(ctx context.Context) error { _, err := pool.Open(ctx, cl, "p", local, nil); return err },
-		"Remove": func(ctx context.Context) error { return pool.Remove(ctx, cl, "p") },
-		"Stat":   func(ctx context.Context) error { _, err := pool.Stat(ctx, cl, "p"); return err },
-		"List":   func(ctx context.Context) error { _, err := pool.List(ctx, cl); return err },
-		"Check":  func(ctx context.Context) error { _, err := pool.Check(ctx, cl, "p", local, never); return err },
+		"OpenBare": func(ctx context.Context) error { _, err := pool.OpenBare(ctx, cl, "p"); return err },
+		"Serve":    func(ctx context.Context) error { return pool.Serve(ctx, cl, strings.NewReader(""), io.Discard) },
+		"Open":     func(ctx context.Context) error { _, err := pool.Open(ctx, cl, "p", local, nil); return err },
+		"Remove":   func(ctx context.Context) error { return pool.Remove(ctx, cl, "p") },
+		"Stat":     func(ctx context.Context) error { _, err := pool.Stat(ctx, cl, "p"); return err },
+		"List":     func(ctx context.Context) error { _, err := pool.List(ctx, cl); return err },
+		"Check":    func(ctx context.Context) error { _, err := pool.Check(ctx, cl, "p", local, never); return err },
 	}, never)
 	require.NoError(t, p.Persist(0, 1), "it is open")
 	require.NoError(t, m.Persist(0, 1), "it is open")
+	require.NoError(t, far.Persist(0, 1), "it is open")
+	require.NoError(t, far.Close(t.Context()))
 	require.NoError(t, m.Close(t.Context()))
 }

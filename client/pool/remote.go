@@ -55,6 +55,11 @@ func (h Host) open(ctx context.Context, name string, local []byte, attr *Attr, k
 	return h.begin(ctx, opOpen, local, c)
 }
 
+// OpenBare is as the package function OpenBare, in the cluster that the Host reaches.
+func (h Host) OpenBare(ctx context.Context, name string) (*Remote, error) {
+	return h.begin(ctx, opOpen, nil, control{Name: name, Bare: true})
+}
+
 // begin starts an agent and has it open a pool.
 func (h Host) begin(ctx context.Context, op byte, local []byte, c control) (*Remote, error) {
 	if len(c.Name) > MaxNameBytes {
@@ -131,7 +136,7 @@ func (h Host) Check(ctx context.Context, name string, local []byte, progress fun
 		case i.Bytes != uint64(len(local)):
 			return fmt.Errorf("%w: pool %q has %d bytes, the local memory %d", ErrMismatch, name, i.Bytes, len(local))
 		}
-		r, err = s.compare(ctx, local, progress, func(context.Context, uint64, uint64, bool, bool) error { return nil })
+		r, err = s.compare(ctx, local, i.Bytes, progress, func(context.Context, uint64, uint64, bool, bool) error { return nil })
 		return err
 	})
 	return r, err
@@ -141,9 +146,9 @@ func (h Host) Check(ctx context.Context, name string, local []byte, progress fun
 const inFlight = 8
 
 // compare compares local memory with the pool, some batches at a time, and calls f for each part.
-func (s *stream) compare(ctx context.Context, local []byte, progress func(done uint64), f func(ctx context.Context, off, n uint64, same, alike bool) error) (total Report, err error) {
+func (s *stream) compare(ctx context.Context, local []byte, size uint64, progress func(done uint64), f func(ctx context.Context, off, n uint64, same, alike bool) error) (total Report, err error) {
 	var mu sync.Mutex // guards total, and calls of progress
-	err = eachRange(ctx, uint64(len(local)), maxData, func(ctx context.Context, off, n uint64) error {
+	err = eachRange(ctx, size, maxData, func(ctx context.Context, off, n uint64) error {
 		ask := func(ctx context.Context, at, n uint64, hashes []uint64, alike []bool) error {
 			answer := make([]byte, hashBytes*len(hashes))
 			if err := s.do(ctx, opCompare, []uint64{off + at, n, uint64(len(hashes))}, nil, answer); err != nil {
@@ -152,7 +157,11 @@ func (s *stream) compare(ctx context.Context, local []byte, progress func(done u
 			return decodeHashes(answer, hashes, alike)
 		}
 		var r Report
-		err := compare(ctx, ask, local[off:off+n], nil, func(at, n uint64, same, alike bool) error {
+		var mine []byte
+		if local != nil {
+			mine = local[off : off+n]
+		}
+		err := compare(ctx, ask, mine, n, nil, func(at, n uint64, same, alike bool) error {
 			r.note(n, same, alike)
 			return f(ctx, off+at, n, same, alike)
 		})
@@ -212,6 +221,9 @@ func (r *Remote) Persist(off, n uint64) error {
 		return err
 	}
 	defer r.mu.RUnlock()
+	if r.local == nil {
+		return errBare
+	}
 	return r.write(context.Background(), opPersist, r.local[off:off+n], off)
 }
 
@@ -221,13 +233,33 @@ func (r *Remote) DeepPersist(off, n uint64) error {
 		return err
 	}
 	defer r.mu.RUnlock()
+	if r.local == nil {
+		return errBare
+	}
+	return r.deepPut(r.local[off:off+n], off)
+}
+
+// deepPut is DeepPersist of bytes. Preconditions: enter.
+func (r *Remote) deepPut(b []byte, off uint64) error {
 	if !r.info.Durable {
 		return fmt.Errorf("%w: %q", ErrNotDurable, r.name)
 	}
-	return r.write(context.Background(), opDeepPersist, r.local[off:off+n], off)
+	return r.write(context.Background(), opDeepPersist, b, off)
 }
 
-func (r *Remote) put(b []byte, off uint64) error {
+// DeepWrite is as Pool.DeepWrite.
+func (r *Remote) DeepWrite(b []byte, off uint64) error {
+	if err := r.enter(off, uint64(len(b))); err != nil {
+		return err
+	}
+	defer r.mu.RUnlock()
+	return r.deepPut(b, off)
+}
+
+func (r *Remote) put(b []byte, off uint64) error { return r.Write(b, off) }
+
+// Write is as Pool.Write.
+func (r *Remote) Write(b []byte, off uint64) error {
 	if err := r.enter(off, uint64(len(b))); err != nil {
 		return err
 	}
@@ -293,14 +325,17 @@ func (r *Remote) Attr() Attr {
 }
 
 // Bytes is the size of the pool.
-func (r *Remote) Bytes() uint64 { return uint64(len(r.local)) }
+func (r *Remote) Bytes() uint64 { return r.info.Bytes }
 
 // Dirty is as Pool.Dirty.
 func (r *Remote) Dirty() bool { return r.failed.Load() != r.clean.Load() }
 
 // Sync is as Pool.Sync.
 func (r *Remote) Sync(ctx context.Context, progress func(done uint64)) (Report, error) {
-	return r.whole(ctx, progress, func(ctx context.Context, off, n uint64, same, alike bool) error {
+	if r.local == nil {
+		return Report{}, errBare
+	}
+	return r.whole(ctx, r.local, progress, func(ctx context.Context, off, n uint64, same, alike bool) error {
 		if same && alike {
 			return nil
 		}
@@ -310,7 +345,10 @@ func (r *Remote) Sync(ctx context.Context, progress func(done uint64)) (Report, 
 
 // Restore is as Pool.Restore.
 func (r *Remote) Restore(ctx context.Context, progress func(done uint64)) (Report, error) {
-	return r.whole(ctx, progress, func(ctx context.Context, off, n uint64, same, alike bool) error {
+	if r.local == nil {
+		return Report{}, errBare
+	}
+	return r.whole(ctx, r.local, progress, func(ctx context.Context, off, n uint64, same, alike bool) error {
 		if !same {
 			if err := r.read(ctx, r.local[off:off+n], off); err != nil {
 				return err
@@ -323,8 +361,22 @@ func (r *Remote) Restore(ctx context.Context, progress func(done uint64)) (Repor
 	})
 }
 
+// Reconcile is as Pool.Reconcile.
+func (r *Remote) Reconcile(ctx context.Context) (Report, error) {
+	return r.whole(ctx, nil, nil, func(ctx context.Context, off, n uint64, _, alike bool) error {
+		if alike {
+			return nil
+		}
+		b := make([]byte, n)
+		if err := r.read(ctx, b, off); err != nil {
+			return err
+		}
+		return r.write(ctx, opPersist, b, off)
+	})
+}
+
 // whole runs f over the parts of the pool, and has it on stable storage if the pool is durable.
-func (r *Remote) whole(ctx context.Context, progress func(done uint64), f func(ctx context.Context, off, n uint64, same, alike bool) error) (rep Report, err error) {
+func (r *Remote) whole(ctx context.Context, local []byte, progress func(done uint64), f func(ctx context.Context, off, n uint64, same, alike bool) error) (rep Report, err error) {
 	if err := ctx.Err(); err != nil {
 		return rep, err
 	}
@@ -333,7 +385,7 @@ func (r *Remote) whole(ctx context.Context, progress func(done uint64), f func(c
 	}
 	defer r.mu.RUnlock()
 	failed := r.failed.Add(1)
-	if rep, err = r.s.compare(ctx, r.local, progress, f); err == nil {
+	if rep, err = r.s.compare(ctx, local, r.Bytes(), progress, f); err == nil {
 		err = r.s.do(ctx, opFlush, []uint64{0, r.Bytes()}, nil, nil)
 	}
 	if err != nil {
@@ -376,7 +428,7 @@ func (r *Remote) discard() error {
 }
 
 func (r *Remote) check(ctx context.Context, progress func(done uint64)) (Report, error) {
-	return r.s.compare(ctx, r.local, progress, func(context.Context, uint64, uint64, bool, bool) error { return nil })
+	return r.s.compare(ctx, r.local, r.Bytes(), progress, func(context.Context, uint64, uint64, bool, bool) error { return nil })
 }
 
 func (r *Remote) set() [16]byte { return r.Attr().PoolsetUUID }
