@@ -15,8 +15,9 @@ help: ## this list
 build-rdma: ## bin/quarry with verbs; needs gcc, libibverbs-dev, librdmacm-dev; runs with libibverbs1, librdmacm1
 	CGO_ENABLED=1 $(GO) build -trimpath -tags verbs -ldflags '$(LDFLAGS)' -o $(BIN)/quarry ./cmd/quarry
 
-lib: ## bin/lib: libquarry.so.1, the client for C and languages that call C, with quarry.h
+lib: ## bin/lib: libquarry.so.1, the client for C and languages that call C, with quarry.h; librpmem.so.1, pools for programs on libpmemobj
 	GO=$(GO) sh cmd/libquarry/build.sh $(BIN)/lib $(VERSION)
+	GO=$(GO) sh cmd/librpmem/build.sh $(BIN)/lib
 
 build: ## bin/quarry, one static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/quarry ./cmd/quarry

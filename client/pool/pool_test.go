@@ -308,8 +308,9 @@ func TestOneOwner(t *testing.T) {
 
 // TestReplicasThatDiffer: what an owner that died has left at one replica only is made alike by Sync and by Restore, so that a failover shows nothing else.
 func TestReplicasThatDiffer(t *testing.T) {
-	for _, restore := range []bool{false, true} {
-		t.Run(fmt.Sprintf("restore=%v", restore), func(t *testing.T) {
+	for _, how := range []string{"sync", "restore", "reconcile"} {
+		t.Run(how, func(t *testing.T) {
+			restore := how != "sync"
 			ctx := t.Context()
 			c := testcluster.New(t, testcluster.Options{Nodes: 2, Dir: true})
 			cl := c.Connect(client.Config{})
@@ -333,10 +334,15 @@ func TestReplicasThatDiffer(t *testing.T) {
 			require.NoError(t, err)
 			require.EqualValues(t, 2*pool.PartBytes, rep.Unalike)
 			require.False(t, rep.Same())
-			if restore {
+			switch how {
+			case "restore":
 				_, err = p.Restore(ctx, nil)
-			} else {
+			case "sync":
 				_, err = p.Sync(ctx, nil)
+			default:
+				require.NoError(t, p.Close(ctx))
+				reconcile(t, c, cl, local, marks)
+				p, err = pool.Open(ctx, cl, "p", local, nil)
 			}
 			require.NoError(t, err)
 			rep, err = pool.Check(ctx, cl, "p", local, nil)
@@ -349,6 +355,44 @@ func TestReplicasThatDiffer(t *testing.T) {
 			require.Equal(t, want, got)
 		})
 	}
+}
+
+// reconcile makes the replicas of a pool alike without its memory, by an agent, and reads it into the memory. What was there at the primary counts.
+func reconcile(t *testing.T, c *testcluster.Cluster, cl *client.Client, local []byte, marks []string) {
+	ctx := t.Context()
+	h, _ := hostOf(t, c)
+	p, err := h.OpenBare(ctx, "p")
+	require.NoError(t, err)
+	rep, err := p.Reconcile(ctx)
+	require.NoError(t, err)
+	require.EqualValues(t, 2*pool.PartBytes, rep.Unalike)
+	for _, refused := range []func() error{
+		func() error { return p.Persist(0, 1) }, func() error { return p.DeepPersist(0, 1) },
+		func() error { _, err := p.Sync(ctx, nil); return err }, func() error { _, err := p.Restore(ctx, nil); return err },
+	} {
+		require.ErrorIs(t, refused(), client.ErrArgument, "it has no local memory")
+	}
+	require.NoError(t, p.Close(ctx))
+	q, err := pool.OpenBare(ctx, cl, "p")
+	require.NoError(t, err)
+	require.False(t, q.Dirty())
+	rep, err = q.Reconcile(ctx)
+	require.NoError(t, err)
+	require.Zero(t, rep.Unalike)
+	require.EqualValues(t, size, q.Bytes())
+	for _, refused := range []func() error{
+		func() error { return q.Persist(0, 1) }, func() error { return q.DeepPersist(0, 1) },
+		func() error { _, err := q.Sync(ctx, nil); return err }, func() error { _, err := q.Restore(ctx, nil); return err },
+	} {
+		require.ErrorIs(t, refused(), client.ErrArgument, "it has no local memory")
+	}
+	require.NoError(t, q.Read(local, 0))
+	for i, at := range []int{100, 2 * mib} {
+		require.Equal(t, marks[i][1:], string(local[at+1:][:len(marks[i])-1]))
+		require.NoError(t, q.Write(local[at:at+1], uint64(at)))
+		require.NoError(t, q.DeepWrite(local[at:at+1], uint64(at)))
+	}
+	require.NoError(t, q.Close(ctx))
 }
 
 // spoil changes the first byte of a text in the region files of a node.

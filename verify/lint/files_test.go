@@ -29,8 +29,8 @@ func TestUnsafeAndCgoHaveTheirPlaces(t *testing.T) {
 			if imp.Path.Value == `"unsafe"` && !unsafeAllowed(name) && !generated(src) {
 				t.Errorf("%s imports unsafe: put what needs it into a file named *_unsafe.go", path)
 			}
-			if imp.Path.Value == `"C"` && p.rel != "rdma/verbs" && p.rel != "cmd/libquarry" {
-				t.Errorf("%s uses cgo: only rdma/verbs and cmd/libquarry may", path)
+			if imp.Path.Value == `"C"` && p.rel != "rdma/verbs" && p.rel != "cmd/libquarry" && p.rel != "cmd/librpmem" {
+				t.Errorf("%s uses cgo: only rdma/verbs, cmd/libquarry and cmd/librpmem may", path)
 			}
 		}
 	})
