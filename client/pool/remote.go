@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/quarrystore/quarry/client"
 )
@@ -16,6 +17,7 @@ import (
 // Its calls promise what those of Pool do. When the stream to the agent ends, calls that wait for an answer fail with client.ErrUnknown, and later ones with ErrAgent: open the pool again.
 // The agent closes the pool then, as Dirty; that of a host which is lost does so within half a minute, or its session ends.
 type Remote struct {
+	h     Host
 	s     *stream
 	name  string
 	local []byte
@@ -69,7 +71,7 @@ func (h Host) begin(ctx context.Context, op byte, local []byte, c control) (*Rem
 	if err != nil {
 		return nil, err
 	}
-	r := &Remote{s: s, name: c.Name, local: local}
+	r := &Remote{h: h, s: s, name: c.Name, local: local}
 	got, err := s.control(ctx, op, c)
 	if err == nil && got.Info == nil {
 		err = fmt.Errorf("%w: %w: an answer that does not describe the pool", client.ErrUnknown, errFrame)
@@ -414,17 +416,31 @@ func (r *Remote) Close(ctx context.Context) error {
 	return nil
 }
 
-// discard closes and removes a pool that was made in vain.
+// discard closes and removes a pool that was made in vain, by another agent if the stream has ended.
 func (r *Remote) discard() error {
 	ctx, cancel := context.WithTimeout(context.Background(), tidyTimeout)
 	defer cancel()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	_, err := r.s.control(ctx, opClose, control{Dirty: true})
 	if err == nil {
 		_, err = r.s.control(ctx, opRemove, control{Name: r.name})
 	}
 	r.closed, r.released = true, true
 	r.s.close()
-	return err
+	if !errors.Is(err, ErrAgent) {
+		return err
+	}
+	for { // the agent may not have closed it yet
+		if err = r.h.Remove(ctx, r.name); !errors.Is(err, ErrOpen) {
+			return err
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 func (r *Remote) check(ctx context.Context, progress func(done uint64)) (Report, error) {

@@ -358,7 +358,18 @@ func TestSetWithHosts(t *testing.T) {
 	_, err = h.Stat(ctx, "ledger")
 	require.ErrorIs(t, err, client.ErrNoName)
 
-	// A pool that cannot be made leaves nothing.
+	// A set that cannot be made leaves nothing: its call is given up, or a host does not answer.
+	alone, cancel := *s, context.CancelFunc(nil)
+	alone.Mirrors = nil
+	for range 4 {
+		ctx, cancel = context.WithCancel(t.Context())
+		_, err = alone.Create(ctx, nil, o, pool.MemoryOptions{Progress: func(uint64) { cancel() }})
+		require.ErrorIs(t, err, context.Canceled)
+		require.NoFileExists(t, s.Part.Path)
+		_, err = h.Stat(t.Context(), "ledger")
+		require.ErrorIs(t, err, client.ErrNoName)
+	}
+	ctx = t.Context()
 	s.Remotes = append(s.Remotes, pool.RemotePool{Host: "missing@host", Name: "third"})
 	_, err = s.Create(ctx, nil, o, pool.MemoryOptions{})
 	require.ErrorIs(t, err, pool.ErrAgent)
