@@ -36,6 +36,8 @@ type agent struct {
 	writing sync.Mutex
 	out     io.Writer
 
+	owning sync.Mutex // held by opOwn
+
 	mu   sync.RWMutex // held for writing by operations that change what is open
 	pool *Pool
 	seen *space.Space // of a pool that is described
@@ -176,6 +178,9 @@ func (a *agent) control(ctx context.Context, f frame) (answer control, err error
 	if len(c.Token) > len(token{}) {
 		return answer, fmt.Errorf("%w: a token of %d bytes", client.ErrArgument, len(c.Token))
 	}
+	if f.kind == opOwn {
+		return answer, a.own(ctx, c)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err := ctx.Err(); err != nil {
@@ -197,14 +202,27 @@ func (a *agent) control(ctx context.Context, f frame) (answer control, err error
 		return answer, Remove(ctx, a.c, c.Name)
 	case opClose:
 		return answer, a.close(ctx, c.Dirty)
-	case opOwn:
-		return answer, a.pool.own(ctx, c.Token, c.Torn)
 	}
 	attr, err := c.attr()
 	if err != nil {
 		return answer, err
 	}
 	return answer, a.pool.SetAttr(attr)
+}
+
+// own changes the pool's last owner. It does not wait for operations on ranges, of which one may have failed while others go on: their program wants the pool torn.
+func (a *agent) own(ctx context.Context, c control) error {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	a.owning.Lock()
+	defer a.owning.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if a.pool == nil {
+		return ErrClosed
+	}
+	return a.pool.own(ctx, c.Token, c.Torn)
 }
 
 // open creates or opens a pool.

@@ -199,11 +199,16 @@ func TestRefusedReplicas(t *testing.T) {
 }
 
 // TestPartOfBefore: a local part that is not the last owner's does not take away what that has persisted.
-func TestPartOfBefore(t *testing.T) {
+func TestPartOfBefore(t *testing.T) { nearAndFar(t, testPartOfBefore) }
+
+func testPartOfBefore(t *testing.T, far bool) {
 	ctx := t.Context()
 	c := testcluster.New(t, testcluster.Options{Nodes: 2})
 	cl := c.Connect(client.Config{})
 	s := newSet(t, "ledger", 0)
+	if far {
+		byHost(t, c, s)
+	}
 	m, err := s.Create(ctx, cl, options(false), pool.MemoryOptions{})
 	require.NoError(t, err)
 	require.NoError(t, m.Close(ctx))
@@ -261,11 +266,16 @@ func TestPartOfBefore(t *testing.T) {
 }
 
 // TestCopyOfAnOpenPart: a copy of a local part that was made while a program had it open does not take away what that has persisted later, under the same token.
-func TestCopyOfAnOpenPart(t *testing.T) {
+func TestCopyOfAnOpenPart(t *testing.T) { nearAndFar(t, testCopyOfAnOpenPart) }
+
+func testCopyOfAnOpenPart(t *testing.T, far bool) {
 	ctx := t.Context()
 	c := testcluster.New(t, testcluster.Options{Nodes: 2})
 	cl := c.Connect(client.Config{})
 	s := newSet(t, "ledger", 0)
+	if far {
+		byHost(t, c, s)
+	}
 	m, err := s.Create(ctx, cl, options(false), pool.MemoryOptions{})
 	require.NoError(t, err)
 	copied, err := os.ReadFile(s.Part.Path)
