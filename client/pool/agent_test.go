@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"io"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -100,6 +101,60 @@ func TestRequestsThatAreWrong(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, i.Dirty, "the stream has ended without opClose")
 	require.Zero(t, i.Owner)
+}
+
+// TestAgentKeepsOwners: an agent stores and tells who is the last owner of its pool and that it is torn, also from its creation on.
+func TestAgentKeepsOwners(t *testing.T) {
+	ctx := t.Context()
+	cl := testcluster.New(t, testcluster.Options{Nodes: 1}).Connect(client.Config{})
+	type state struct {
+		token string
+		torn  bool
+	}
+	do := func(in io.Writer, out io.Reader, kind byte, c control) state {
+		c.Name = "p"
+		f := request(t, in, out, kind, c.encode())
+		require.Equal(t, frameDone, f.kind, "%s", f.body)
+		answer, err := decodeControl(f.body)
+		require.NoError(t, err)
+		if answer.Info == nil {
+			return state{}
+		}
+		return state{answer.Token, answer.Info.Torn}
+	}
+	in, out, finish := agentOn(t, cl, defaultSilence)
+	require.Equal(t, state{"made", true}, do(in, out, opCreate, control{Bytes: 4096, Attr: encodeAttr(Attr{}), Replicas: 1, RegionBytes: 1 << 20, Token: "made", Torn: true}))
+	long := control{Token: strings.Repeat("t", len(token{})+1)}.encode()
+	require.ErrorIs(t, decodeError(request(t, in, out, opOwn, long).body), client.ErrArgument)
+	require.NoError(t, in.Close())
+	require.NoError(t, finish())
+	for _, s := range []state{{"next", true}, {"other", false}, {"made", true}} {
+		i, err := Stat(ctx, cl, "p")
+		require.NoError(t, err)
+		in, out, finish = agentOn(t, cl, defaultSilence)
+		before := do(in, out, opOpen, control{Bytes: 4096, Keep: true})
+		require.Equal(t, i.Torn, before.torn)
+		do(in, out, opClose, control{})
+		require.Equal(t, before, do(in, out, opOpen, control{Bytes: 4096, Keep: true}), "an owner that has not written")
+		do(in, out, opOwn, control{Token: s.token, Torn: s.torn})
+		require.NoError(t, in.Close())
+		require.NoError(t, finish())
+		in, out, finish = agentOn(t, cl, defaultSilence)
+		require.Equal(t, s, do(in, out, opOpen, control{Bytes: 4096, Keep: true}))
+		require.NoError(t, in.Close())
+		require.NoError(t, finish())
+	}
+
+	// While an operation on a range is running, the pool can be torn, because another one has failed.
+	p, err := open(ctx, cl, "p", nil, 4096, nil, true)
+	require.NoError(t, err)
+	a := &agent{c: cl, pool: p}
+	a.mu.RLock()
+	_, err = a.control(ctx, frame{kind: opOwn, body: control{Token: "beside", Torn: true}.encode()})
+	a.mu.RUnlock()
+	require.NoError(t, err)
+	require.Equal(t, "beside", p.owner())
+	require.NoError(t, p.Close(ctx))
 }
 
 // TestProgramThatIsSilent: a program whose host is lost, or that is stopped, does not keep its pool. What is left of its requests changes nothing.

@@ -141,4 +141,24 @@ var poolMutants = []mutant{
 		edits: []edit{{"client/pool.serve", `a.pool.behind()`, `a.pool.Dirty()`}},
 		runs:  pools("TestAgentEndsBehindItsOperations"),
 	},
+	{
+		name: "agent makes whole pools", what: "has a pool that Sync makes by way of a host count as one that has the memory: see made replica not torn",
+		edits: []edit{{"client/pool.(*agent).open", `c.Token, c.Torn)`, `c.Token, false)`}},
+		runs:  pools("TestAgentKeepsOwners"),
+	},
+	{
+		name: "agent tears no pool", what: "does not tell that a pool by way of a host has later ranges and lacks one that has failed",
+		edits: []edit{{"client/pool.(*agent).own", `c.Torn)`, `false)`}},
+		runs:  pools("TestAgentKeepsOwners"),
+	},
+	{
+		name: "agent hides torn pools", what: "restores from a pool by way of a host that a Sync has left in the middle",
+		edits: []edit{{"client/pool.(*agent).open", `Torn: p.torn(),`, ``}},
+		runs:  pools("TestAgentKeepsOwners"),
+	},
+	{
+		name: "agent opens as an owner", what: "has an Open by way of a host that only looks count as one that has written",
+		edits: []edit{{"client/pool.(*agent).open", `attr, c.Keep)`, `attr, false)`}},
+		runs:  pools("TestAgentKeepsOwners"),
+	},
 }
