@@ -23,13 +23,16 @@ func nearAndFar(t *testing.T, test func(t *testing.T, far bool)) {
 	}
 }
 
-// byHost has the pools of a set reached by a host.
+// byHost has the pools of a set, and of its file, reached by a host.
 func byHost(t *testing.T, c *testcluster.Cluster, s *pool.Set) {
 	h, _ := hostOf(t, c)
 	for _, name := range s.Pools {
 		s.Remotes = append(s.Remotes, pool.RemotePool{Host: h.Name, Name: name})
 	}
 	s.Pools, s.SSH, s.Agent = nil, h.SSH, h.Agent
+	text, err := os.ReadFile(s.Path)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(s.Path, []byte(strings.ReplaceAll(string(text), pool.Cluster, h.Name)), 0o600))
 }
 
 // hostSet creates a set with pools "first" and "second", which a host reaches, and no mirror.

@@ -114,9 +114,9 @@ func persistNumber(memory []byte, i uint64) {
 
 // killOwner starts a program that goes on with a number, and kills it behind some of its answers and when until is true. It returns how many answers it gave; -1: Open or
 // Create had not returned.
-func killOwner(t *testing.T, c *testcluster.Cluster, set string, queue int, next uint64, behind int, until func() bool) int {
+func killOwner(t *testing.T, c *testcluster.Cluster, s *pool.Set, queue int, next uint64, behind int, until func() bool) int {
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "QUARRY_TEST_POOL_OWNER="+c.Controller.URL(), "QUARRY_TEST_SET="+set, fmt.Sprintf("QUARRY_TEST_QUEUE=%d", queue), fmt.Sprintf("QUARRY_TEST_NEXT=%d", next))
+	cmd.Env = append(os.Environ(), "QUARRY_TEST_POOL_OWNER="+c.Controller.URL(), "QUARRY_TEST_SET="+s.Path, "QUARRY_SSH="+s.SSH, "QUARRY_POOL_AGENT="+s.Agent, fmt.Sprintf("QUARRY_TEST_QUEUE=%d", queue), fmt.Sprintf("QUARRY_TEST_NEXT=%d", next))
 	cmd.Stderr = os.Stderr
 	pipe, err := cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -203,22 +203,33 @@ func TestOwnersAreKilled(t *testing.T) {
 		for _, mirrors := range []int{0, 1} {
 			t.Run(fmt.Sprintf("queue=%d/mirrors=%d", queue, mirrors), func(t *testing.T) {
 				t.Parallel()
-				killOwners(t, queue, mirrors)
+				killOwners(t, queue, mirrors, false)
 			})
 		}
+		t.Run(fmt.Sprintf("queue=%d/far", queue), func(t *testing.T) {
+			t.Parallel()
+			killOwners(t, queue, 0, true)
+		})
 	}
 }
 
-func killOwners(t *testing.T, queue, mirrors int) {
+func killOwners(t *testing.T, queue, mirrors int, far bool) {
 	ctx := t.Context()
 	rounds := 12
+	if far {
+		rounds = 8
+	}
 	if testing.Short() {
 		rounds = 5
 		t.Log("-short: fewer rounds")
 	}
 	c := testcluster.New(t, testcluster.Options{Nodes: 2})
 	cl := c.Connect(client.Config{Transport: client.TransportTCP})
-	s := newSet(t, "ledger", mirrors)
+	s, from := newSet(t, "ledger", mirrors), "ledger"
+	if far {
+		byHost(t, c, s)
+		from = s.Remotes[0].String()
+	}
 	m, err := s.Create(ctx, cl, options(false), pool.MemoryOptions{})
 	require.NoError(t, err)
 	require.NoError(t, m.Close(ctx))
@@ -234,14 +245,17 @@ func killOwners(t *testing.T, queue, mirrors int) {
 		case 1:
 			behind, until = 0, func() bool { return stat(t, cl).Owner != 0 } // in the middle of Open
 		}
-		answers := killOwner(t, c, s.Path, queue, sure+1, behind, until)
+		answers := killOwner(t, c, s, queue, sure+1, behind, until)
 		sure += uint64(max(0, answers))
 		if lose := round%2 == 1; lose {
 			require.NoError(t, os.Remove(s.Part.Path))
 			_, err := s.Open(ctx, cl, pool.MemoryOptions{})
 			require.ErrorIs(t, err, pool.ErrNoPart)
 			i := stat(t, cl)
-			require.NoError(t, whenFenced(t, func() error { _, err := s.Restore(ctx, cl, "ledger", nil); return err }))
+			for far && i.Owner != 0 { // the agent is at requests of the program
+				i = stat(t, cl)
+			}
+			require.NoError(t, whenFenced(t, func() error { _, err := s.Restore(ctx, cl, from, nil); return err }))
 			require.NoFileExists(t, s.Part.Path+pool.Restoring)
 			if got := restored(t, s.Part.Path); queue != 0 && !i.Torn {
 				top := newest(got)
@@ -309,7 +323,7 @@ func TestKilledInCreate(t *testing.T) {
 		},
 	} {
 		s := newSet(t, fmt.Sprintf("ledger%d", i), 1)
-		answers := killOwner(t, c, s.Path, 0, 0, 0, func() bool { return until(s) })
+		answers := killOwner(t, c, s, 0, 0, 0, func() bool { return until(s) })
 		if err := whenFenced(t, func() error { return s.Remove(ctx, cl) }); errors.Is(err, pool.ErrNoPart) { // the first file was not there yet
 			require.Negative(t, answers)
 		} else {
@@ -353,7 +367,7 @@ func TestKilledInRestore(t *testing.T) {
 		func() bool { return isThere(s.Part.Path) },
 	} {
 		require.NoError(t, os.Remove(s.Part.Path))
-		killOwner(t, c, s.Path, 0, restores, 0, until)
+		killOwner(t, c, s, 0, restores, 0, until)
 		if !isThere(s.Part.Path) {
 			require.NoError(t, whenFenced(t, func() error { _, err := s.Restore(ctx, cl, "", nil); return err }))
 			require.NoFileExists(t, s.Part.Path+pool.Restoring)
