@@ -165,3 +165,19 @@ func TestHostHasUnfinishedPool(t *testing.T) {
 	_, err = h.Stat(ctx, "first")
 	require.ErrorIs(t, err, client.ErrNoName)
 }
+
+// TestSetWithoutClient: a set with a pool of the client's cluster wants a client, and changes nothing without one.
+func TestSetWithoutClient(t *testing.T) {
+	ctx := t.Context()
+	s := newSet(t, "ledger", 0)
+	_, created := s.Create(ctx, nil, options(false), pool.MemoryOptions{})
+	_, opened := s.Open(ctx, nil, pool.MemoryOptions{})
+	_, synced := s.Sync(ctx, nil, options(false), nil)
+	_, restored := s.Restore(ctx, nil, "", nil)
+	_, checked := s.Check(ctx, nil, nil)
+	for i, err := range []error{created, opened, synced, restored, checked, s.Remove(ctx, nil)} {
+		require.ErrorIs(t, err, client.ErrArgument, "%d", i)
+		require.ErrorContains(t, err, "there is no client", "%d", i)
+	}
+	require.NoFileExists(t, s.Part.Path)
+}

@@ -22,7 +22,11 @@ const Restoring = ".restoring"
 //
 // Errors: os.ErrExist: the part is there; ErrMismatch; ErrTorn; ErrNoPart, client.ErrNoName: there is no such replica; ErrOpen; others as of package function Open.
 func (s *Set) Restore(ctx context.Context, c *client.Client, from string, progress func(done uint64)) (r Report, err error) {
-	return s.restore(ctx, in(c), from, progress)
+	w, err := s.in(ctx, c)
+	if err != nil {
+		return r, err
+	}
+	return s.restore(ctx, w, from, progress)
 }
 
 func (s *Set) restore(ctx context.Context, w *world, from string, progress func(done uint64)) (r Report, err error) {
@@ -118,7 +122,8 @@ func (m *Memory) sources(ctx context.Context, w *world, s *Set, from string) err
 // Check compares the local part, which a program may have open, with all replicas, and changes nothing. It returns the sum. Beside Persists that are running it
 // may find differences.
 func (s *Set) Check(ctx context.Context, c *client.Client, progress func(done uint64)) (r Report, err error) {
-	if err := errors.Join(ctx.Err(), s.check()); err != nil {
+	w, err := s.in(ctx, c)
+	if err := errors.Join(err, s.check()); err != nil {
 		return r, err
 	}
 	local, unmap, err := readPart(s.Part)
@@ -137,7 +142,7 @@ func (s *Set) Check(ctx context.Context, c *client.Client, progress func(done ui
 			return r, err
 		}
 	}
-	for _, t := range in(c).targets(s) {
+	for _, t := range w.targets(s) {
 		one, err := t.check(ctx, local, progress)
 		if r.add(one); err != nil {
 			return r, err
@@ -248,7 +253,8 @@ func (s *Set) Info() (all []PartInfo) {
 //
 // Errors: ErrNoPart, ErrNotPart, ErrMismatch, ErrOpen: nothing was removed.
 func (s *Set) Remove(ctx context.Context, c *client.Client) error {
-	if err := errors.Join(ctx.Err(), s.check()); err != nil {
+	w, err := s.in(ctx, c)
+	if err := errors.Join(err, s.check()); err != nil {
 		return err
 	}
 	var held []*part
@@ -270,7 +276,7 @@ func (s *Set) Remove(ctx context.Context, c *client.Client) error {
 		}
 	}
 	var there []target
-	for _, t := range in(c).targets(s) {
+	for _, t := range w.targets(s) {
 		i, err := t.Stat(ctx)
 		if errors.Is(err, client.ErrNoName) {
 			continue

@@ -15,7 +15,11 @@ import (
 //
 // Errors: os.ErrExist, client.ErrNameExists: what was there stays as it was; others as of package function Create.
 func (s *Set) Create(ctx context.Context, c *client.Client, o Options, mo MemoryOptions) (*Memory, error) {
-	return s.create(ctx, in(c), o, mo)
+	w, err := s.in(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	return s.create(ctx, w, o, mo)
 }
 
 func (s *Set) create(ctx context.Context, w *world, o Options, mo MemoryOptions) (_ *Memory, err error) {
@@ -125,13 +129,21 @@ func resync(ctx context.Context, r replica, owner string, progress func(done uin
 // Errors: ErrNoPart: see Restore. ErrMismatch: a replica is of another set, or another owner has changed it since this local part was used: Sync, if the
 // local part is to be kept. ErrOpen, ErrNotPart, ErrUnfinished; others as of package function Open.
 func (s *Set) Open(ctx context.Context, c *client.Client, o MemoryOptions) (*Memory, error) {
-	return s.open(ctx, in(c), o, nil)
+	w, err := s.in(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	return s.open(ctx, w, o, nil)
 }
 
 // Sync copies the local part to all replicas, also where another owner has changed a replica since. It creates missing replicas with the options. The
 // report is the sum over all replicas.
 func (s *Set) Sync(ctx context.Context, c *client.Client, o Options, progress func(done uint64)) (r Report, err error) {
-	return s.sync(ctx, in(c), o, progress)
+	w, err := s.in(ctx, c)
+	if err != nil {
+		return r, err
+	}
+	return s.sync(ctx, w, o, progress)
 }
 
 func (s *Set) sync(ctx context.Context, w *world, o Options, progress func(done uint64)) (r Report, err error) {

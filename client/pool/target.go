@@ -1,6 +1,11 @@
 package pool
 
-import "context"
+import (
+	"context"
+	"fmt"
+
+	"github.com/quarrystore/quarry/client"
+)
 
 // RemotePool is a pool of a Set in a cluster that a host reaches.
 type RemotePool struct {
@@ -27,6 +32,17 @@ type target interface {
 	remove(ctx context.Context) error
 	check(ctx context.Context, local []byte, progress func(done uint64)) (Report, error)
 	String() string // by which Restore names it
+}
+
+// in is the world of a set's calls with a Client.
+func (s *Set) in(ctx context.Context, c *client.Client) (*world, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if c == nil && len(s.Pools) > 0 {
+		return nil, fmt.Errorf("%w: pool set %s has pools of the client's cluster, and there is no client", client.ErrArgument, s.Path)
+	}
+	return in(c), nil
 }
 
 // targets are the pools of a set: those of the world's cluster, and then the others.
