@@ -217,7 +217,7 @@ func TestWatcherIsBehind(t *testing.T) {
 	behind()
 	begin()
 	b.tell(o, live(2))
-	require.Zero(t, b.w.Behind(), "it is told")
+	require.Zero(t, b.w.Behind(), "the change was delivered")
 	b.tell(o, msg.WatchGone)
 	behind()
 	begin()

@@ -323,7 +323,7 @@ const asFeed = "QUARRYTEST_KV_FEED"
 type feedJob struct {
 	URL, Tree string
 	Seed      uint64
-	Once      bool // until all that differs is told
+	Once      bool // ends at the event Synced
 }
 
 // fedLine is a line of that process: first its session, then events.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/contexts"
 	"github.com/quarrystore/quarry/proto"
 )
 
@@ -208,22 +209,7 @@ func (k *feedClaim) release() error {
 
 // within is ctx for calls that change memory under the claim's session alone.
 func (k *feedClaim) within(ctx context.Context) (context.Context, context.CancelFunc) {
-	var both context.Context
-	var cancel context.CancelFunc
-	if at, ok := ctx.Deadline(); ok {
-		both, cancel = context.WithDeadline(k.bound, at)
-	} else {
-		both, cancel = context.WithCancel(k.bound)
-	}
-	stop := context.AfterFunc(ctx, func() {
-		if !errors.Is(ctx.Err(), context.DeadlineExceeded) { // which both has by itself
-			cancel()
-		}
-	})
-	if ctx.Err() != nil {
-		cancel() // AfterFunc calls it later
-	}
-	return both, func() { stop(); cancel() }
+	return contexts.Both(k.bound, ctx)
 }
 
 // because names the reason for which a context of within has ended.

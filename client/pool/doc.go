@@ -35,7 +35,7 @@
 //
 // A Host is a machine that reaches another cluster. A pool agent there, started by ssh, opens a pool as a client of that cluster, for the program, whose Remote sends it
 // what is to be persisted. frame.go has their protocol. The agent's session is the owner; when the stream between the two ends, the agent closes the pool behind the operations that it has
-// begun. A Remote never leaves a request behind whose answer nobody waits for: it ends the stream instead.
+// begun. If a call is given up while its request is under way, the Remote ends the stream.
 //
 // # Sets
 //

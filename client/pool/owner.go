@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/contexts"
 )
 
 // NameKind is the kind of a pool's name.
@@ -90,19 +91,7 @@ func bind(ctx context.Context, c *client.Client) (*claim, error) {
 
 // within is ctx for calls that change memory under the claim's session alone.
 func (k *claim) within(ctx context.Context) (context.Context, context.CancelFunc) {
-	var both context.Context
-	var cancel context.CancelFunc
-	if at, ok := ctx.Deadline(); ok {
-		both, cancel = context.WithDeadline(k.bound, at)
-	} else {
-		both, cancel = context.WithCancel(k.bound)
-	}
-	stop := context.AfterFunc(ctx, func() {
-		if !errors.Is(ctx.Err(), context.DeadlineExceeded) { // which both has by itself
-			cancel()
-		}
-	})
-	return both, func() { stop(); cancel() }
+	return contexts.Both(k.bound, ctx)
 }
 
 // tidyTimeout bounds what a call does behind its own end: to find out what it has done, and to give back what it has taken.

@@ -119,7 +119,7 @@ func RunGuard() error {
 	return endMappings(slices.Collect(maps.Values(all)))
 }
 
-// quiet has this process hold no pipe of the pager, for whose end somebody may wait.
+// quiet puts /dev/null in the place of descriptors that this process shares with the pager, such as pipes: their readers wait until all copies are closed.
 func quiet() {
 	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
