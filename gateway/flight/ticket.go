@@ -70,6 +70,10 @@ func openTicket(sealed []byte, p principal, now time.Time) (*ticket, error) {
 	if err := dec.Decode(t); err != nil || t.Version != ticketVersion {
 		return nil, status.Errorf(codes.InvalidArgument, "ticket: it is of another version of this server: call GetFlightInfo again (%v)", err)
 	}
+	// The decoder takes more than seal writes: names in another case, a field twice, what follows the object. Each ticket has one form.
+	if written, err := json.Marshal(t); err != nil || !bytes.Equal(written, b) {
+		return nil, status.Error(codes.InvalidArgument, "ticket: it is not as GetFlightInfo writes one: call GetFlightInfo")
+	}
 	if t.Tenant != p.tenant {
 		return nil, status.Errorf(codes.PermissionDenied, "ticket: it is for tenant %q, and the header %s names %q", t.Tenant, TenantHeader, p.tenant)
 	}
