@@ -148,22 +148,6 @@ type statusView struct {
 	Tenants []tenantView `json:"tenants"`
 }
 
-// persistenceText is kind, domain, way to flush and method of a node's regions.
-func persistenceText(p *quarrypb.Persistence) string {
-	if p == nil || p.Flush == "none" {
-		return p.GetKind()
-	}
-	text := p.Kind
-	if p.Domain != "" {
-		text += " (" + p.Domain + ")"
-	}
-	text += ", " + p.Flush
-	if p.Method != "" {
-		text += ", " + p.Method
-	}
-	return text
-}
-
 // numaView is the NUMA nodes of a storage node; nil: the kernel does not say, or chooses for each page.
 type numaView struct {
 	Memory  *uint32 `json:"memory,omitempty"`
@@ -203,7 +187,7 @@ func viewOf(s *quarrypb.StatusResponse) statusView {
 	for _, n := range s.GetTable().GetNodes() {
 		names[n.Id] = n.Name
 		nv := nodeView{ID: n.Id, Name: n.Name, Domain: n.FailureDomain, State: quarrypb.Word(n.State), Capacity: n.CapacityBytes, Hosted: n.HostedBytes, Used: n.UsedBytes, Trouble: n.Trouble, Agent: n.AgentUrl, Endpoints: []string{}, Connected: map[string]uint32{}}
-		nv.Persistence, nv.FlushMethod, nv.DDIO, nv.NUMA = persistenceText(n.Persistence), n.Persistence.GetMethod(), n.Persistence.GetDdio(), numaOf(n.Numa)
+		nv.Persistence, nv.FlushMethod, nv.DDIO, nv.NUMA = n.Persistence.Text(), n.Persistence.GetMethod(), n.Persistence.GetDdio(), numaOf(n.Numa)
 		nv.MissingRegions = n.MissingRegions
 		for _, c := range n.Connected {
 			nv.Connected[quarrypb.Word(c.Provider)] = c.Lanes

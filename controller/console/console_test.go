@@ -3,6 +3,7 @@ package console_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -81,8 +82,11 @@ func TestStateAndBlocks(t *testing.T) {
 	require.NotZero(t, s.Nodes[0].Lanes["shm"])
 	require.Equal(t, uint64(7), s.Jobs[0].ID)
 	require.True(t, s.Controllers[0].Leader)
+	require.Equal(t, "volatile", s.Nodes[0].Persistence)
 	region := s.Regions[0]
 	require.Equal(t, "open", region.State)
+	require.Equal(t, "objects", region.Holds)
+	require.False(t, region.Durable)
 	code, body := get(t, url+"/console/blocks?node="+itoa(region.Replicas[0].Node)+"&region="+itoa(region.ID))
 	require.Equal(t, http.StatusOK, code)
 	opened := 0
@@ -154,7 +158,7 @@ func TestPageShowsANodeDie(t *testing.T) {
 	t.Logf("page loaded in %v ms", js[float64](t, ctx, `performance.getEntriesByType('navigation')[0].loadEventEnd`))
 	require.True(t, js[bool](t, ctx, `document.getElementById('error').hidden`))
 	nodes := js[string](t, ctx, `document.getElementById('nodes').textContent`)
-	for _, want := range []string{"node2", "/dc/rack2/host2", "verbs/s"} {
+	for _, want := range []string{"node2", "/dc/rack2/host2", "verbs/s", "memory: volatile"} {
 		require.Contains(t, nodes, want)
 	}
 	js[bool](t, ctx, `paint(Uint8Array.from({length: 3 * 2048}, (_, i) => [2, i / 3 % 51, i][i % 3])), true`)
@@ -164,6 +168,9 @@ func TestPageShowsANodeDie(t *testing.T) {
 		require.Equal(t, proto.Class(c).Bytes(), bytes)
 	}
 	require.Equal(t, "2048", js[string](t, ctx, `document.getElementById('map').dataset.blocks`))
+	for kind, want := range map[proto.Kind]string{proto.Pair: "mutable", proto.Single: "write-once", proto.Staged: "mutable, staged"} {
+		require.Equal(t, want, js[string](t, ctx, fmt.Sprintf(`kindOf(%d << 6 | 17)`, kind)))
+	}
 	t.Logf("2048 blocks painted in %s ms", js[string](t, ctx, `document.getElementById('map').dataset.paintMs`))
 	shows(t, ctx, `document.getElementById('map').dataset.blocks !== '2048'`) // the cluster's again
 	picture(t, ctx, "console.png")

@@ -61,8 +61,11 @@ type Node struct {
 	Used        uint64            `json:"used"` // of Hosted, in blocks in use
 	Resident    uint64            `json:"resident"`
 	Lanes       map[string]uint32 `json:"lanes"`
-	AnswerUS    int64             `json:"answer_us"` // how long its agent took to answer, through the leader
-	Asked       bool              `json:"asked"`     // false until the page has been open for a moment
+	Persistence string            `json:"persistence"`       // of its memory, see quarrypb.Persistence.Text
+	Missing     []uint32          `json:"missing,omitempty"` // regions that were in its folder and were not when it started
+	Trouble     string            `json:"trouble,omitempty"` // why the controllers treat it as lost although it answers
+	AnswerUS    int64             `json:"answer_us"`         // how long its agent took to answer, through the leader
+	Asked       bool              `json:"asked"`             // false until the page has been open for a moment
 	Answers     bool              `json:"answers"`
 	incarnation uint64
 }
@@ -74,6 +77,9 @@ type Region struct {
 	Bytes    uint64    `json:"bytes"`
 	Epoch    uint64    `json:"epoch"`
 	Want     uint32    `json:"want"`
+	Holds    string    `json:"holds"`   // objects, objects with open words, or whose bytes
+	Durable  bool      `json:"durable"` // acknowledged changes survive a loss of power at all nodes
+	Tenant   string    `json:"tenant"`  // empty: no tenant's
 	Replicas []Replica `json:"replicas"`
 	// Rebuilt is how much of a joining replica is there, 0 to 1; -1 when none joins.
 	Rebuilt float64 `json:"rebuilt"`
@@ -150,16 +156,19 @@ func snapshotOf(st *quarrypb.StatusResponse) Snapshot {
 	for _, k := range st.Controllers {
 		now.Controllers = append(now.Controllers, Controller{k.Name, k.Url, k.Leader})
 	}
+	tenants := map[uint32]string{}
 	for _, t := range st.Tenants {
 		u := t.GetUse()
+		tenants[t.Id] = t.Name
 		now.Tenants = append(now.Tenants, Tenant{t.Name, u.GetRegions(), u.GetBytes(), t.QuotaBytes, u.GetSessions(), t.QuotaSessions, u.GetLanes(), t.QuotaLanes})
 	}
 	for _, n := range st.GetTable().GetNodes() {
 		now.Nodes = append(now.Nodes, Node{ID: n.Id, Name: n.Name, Domain: n.FailureDomain, State: quarrypb.Word(n.State),
-			Capacity: n.CapacityBytes, Hosted: n.HostedBytes, Used: n.UsedBytes, incarnation: n.Incarnation})
+			Capacity: n.CapacityBytes, Hosted: n.HostedBytes, Used: n.UsedBytes, Persistence: n.Persistence.Text(), Missing: n.MissingRegions, Trouble: n.Trouble, incarnation: n.Incarnation})
 	}
 	for _, r := range st.GetTable().GetRegions() {
-		g := Region{ID: r.Id, State: quarrypb.Word(r.Shown()), Bytes: r.SizeBytes, Epoch: r.Epoch, Want: r.WantReplicas, Rebuilt: -1}
+		g := Region{ID: r.Id, State: quarrypb.Word(r.Shown()), Bytes: r.SizeBytes, Epoch: r.Epoch, Want: r.WantReplicas, Rebuilt: -1,
+			Holds: holds(r), Durable: r.Durability == quarrypb.Durability_DURABILITY_PMEM, Tenant: tenants[r.Tenant]}
 		for _, p := range r.Replicas {
 			g.Replicas = append(g.Replicas, Replica{p.Node, quarrypb.Word(p.State)})
 		}
@@ -173,6 +182,19 @@ func snapshotOf(st *quarrypb.StatusResponse) Snapshot {
 	slices.SortFunc(now.Nodes, func(a, b Node) int { return strings.Compare(a.Domain, b.Domain) })
 	slices.SortFunc(now.Regions, func(a, b Region) int { return int(a.ID) - int(b.ID) })
 	return now
+}
+
+// holds says what a region's memory is used for.
+func holds(r *quarrypb.Region) string {
+	switch {
+	case r.Kind == quarrypb.RegionKind_REGION_KIND_OPEN_SLABS:
+		return "objects, open words"
+	case r.Kind == quarrypb.RegionKind_REGION_KIND_RAW && r.GetSpace().GetName() != "":
+		return "bytes of " + r.GetSpace().GetName()
+	case r.Kind == quarrypb.RegionKind_REGION_KIND_RAW:
+		return "bytes"
+	}
+	return "objects"
 }
 
 // inspect looks at all nodes at once, and stores what they answer in looks. Those that do not answer have nothing to show.

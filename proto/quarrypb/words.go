@@ -50,3 +50,20 @@ func Word(v fmt.Stringer) string {
 	}
 	return strings.ToLower(name)
 }
+
+// Text is what a loss of power leaves of a node's regions, how they are flushed, and how clients have that done, for people: "volatile",
+// "file, msync, processor", "devdax (memory_controller), clwb, agent"; empty if the node does not say.
+func (p *Persistence) Text() string {
+	if p == nil || p.Flush == "none" {
+		return p.GetKind()
+	}
+	text := p.Kind
+	if p.Domain != "" {
+		text += " (" + p.Domain + ")"
+	}
+	text += ", " + p.Flush
+	if p.Method != "" {
+		text += ", " + p.Method
+	}
+	return text
+}

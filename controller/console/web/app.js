@@ -69,6 +69,9 @@ function drawNodes(s) {
     fill.style.width = Math.min(100, 100 * n.hosted / Math.max(1, n.capacity)) + '%';
     meter.append(fill);
     div.append(meter, text('p', `${size(n.used)} used, ${size(n.hosted)} of ${size(n.capacity)} reserved by regions, ${size(n.resident)} taken`));
+    div.append(text('p', `memory: ${n.persistence || 'not told'}`, 'dim'));
+    if (n.trouble) div.append(text('p', n.trouble, 'bad'));
+    if ((n.missing || []).length) div.append(text('p', `regions missing in its folder: ${n.missing.join(', ')}`, 'bad'));
     const rates = (s.rates || {})[n.id] || [];
     const r = rates[rates.length - 1];
     const lanes = Object.entries(n.lanes || {}).map(([k, v]) => `${v} ${k}`).join(', ') || 'no';
@@ -101,7 +104,7 @@ function draw(s) {
     const where = text('td', '');
     r.replicas.forEach((p, i) => where.append(i ? ', ' : '', text('span', name[p.node] || `node ${p.node}`, tone(p.state)), p.state === 'in_sync' ? '' : ` (${plain(p.state)})`));
     if (r.replicas.length < r.want) where.append(text('span', ` of ${r.want}`, 'bad'));
-    tr.append(text('td', r.id), state, text('td', size(r.bytes)), text('td', r.epoch), where);
+    tr.append(text('td', r.id), state, text('td', size(r.bytes)), text('td', r.holds + (r.durable ? ', durable' : '') + (r.tenant ? `, tenant ${r.tenant}` : '')), text('td', r.epoch), where);
     const pick = () => { chosen = r.replicas.length ? { region: r.id, node: r.replicas[0].node, name: name[r.replicas[0].node] } : null; draw(s); drawMap(); };
     tr.onclick = pick;
     tr.onkeydown = (e) => { if (e.key === 'Enter') pick(); };
@@ -137,8 +140,11 @@ for (let s = 64; s <= 1 << 20; s *= 2) {
   }
 }
 const classSize = (c) => size(classBytes[c] || 0);
+// Kinds of slabs, as proto.Kind numbers them.
+const kinds = ['mutable', 'write-once', 'mutable, staged'];
+const kindOf = (kc) => kinds[kc >> 6] || `kind ${kc >> 6}`;
 const hue = (c) => 210 + c * 22;
-const colour = (kind, cls, fill) => `hsl(${hue(cls) % 360} ${kind ? 75 : 60}% ${80 - 45 * fill / 255}%)`;
+const colour = (kind, cls, fill) => `hsl(${hue(cls) % 360} ${[60, 75, 90][kind] || 30}% ${80 - 45 * fill / 255}%)`;
 let cells = null; // of the map drawn last: {bytes, columns, side}
 
 function paint(bytes) {
@@ -166,7 +172,7 @@ function paint(bytes) {
   for (const kc of [...used].sort((a, b) => (a & 63) - (b & 63))) {
     const span = document.createElement('span'), dot = document.createElement('i');
     dot.style.background = colour(kc >> 6, kc & 63, 160);
-    span.append(dot, `${classSize(kc & 63)} ${kc >> 6 ? 'write-once' : 'mutable'}`);
+    span.append(dot, `${classSize(kc & 63)} ${kindOf(kc)}`);
     legend.append(span);
   }
   legend.append(text('span', 'darker: fuller; grey: free', 'dim'));
@@ -197,7 +203,7 @@ $('map').onmousemove = (e) => {
   const state = cells.bytes[3 * i], kc = cells.bytes[3 * i + 1], fill = cells.bytes[3 * i + 2];
   const open = state === 2 || state === 3;
   $('tip').textContent = `block ${i}: ${state === 255 ? 'damaged header' : blockState[state] || state}` +
-    (open ? `, slabs of ${classSize(kc & 63)}, ${kc >> 6 ? 'write-once' : 'mutable'}, ${Math.round(fill / 2.55)} % taken` : '');
+    (open ? `, slabs of ${classSize(kc & 63)}, ${kindOf(kc)}, ${Math.round(fill / 2.55)} % taken` : '');
 };
 
 async function tick() {
