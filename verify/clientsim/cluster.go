@@ -31,8 +31,8 @@ const (
 // Cluster is the processes of a schedule: controllers, storage nodes and clients.
 type Cluster struct {
 	*World
-	ctls    [controllers]*ctlProc
-	nodes   [nodes]*nodeProc
+	ctls    [controllers]*ctlProc // written under World.mu, by the goroutine of servers' faults
+	nodes   [nodes]*nodeProc      // as ctls; nil: it is dead
 	admin   *Proc
 	urls    []string
 	clients [controllers]quarrypbconnect.ControllerClient // of the harness itself
@@ -85,6 +85,8 @@ func (c *Cluster) startController(i int) {
 		c.fail("controller %d does not start: %v", i+1, err)
 		return
 	}
+	c.World.mu.Lock()
+	defer c.World.mu.Unlock()
 	c.ctls[i] = &ctlProc{p, ctl}
 }
 
@@ -99,6 +101,8 @@ func (c *Cluster) startNode(i int) error {
 	if err != nil {
 		return fmt.Errorf("%w: node %d: %w", errStart, i+1, err)
 	}
+	c.World.mu.Lock()
+	defer c.World.mu.Unlock()
 	c.nodes[i] = &nodeProc{p, n}
 	return nil
 }
@@ -176,10 +180,29 @@ func (c *Cluster) killNode(i int) {
 	if n == nil {
 		return
 	}
-	c.count(&c.Counts.NodeKills)
+	c.World.mu.Lock()
+	c.Counts.NodeKills++
 	c.nodes[i] = nil
+	c.World.mu.Unlock()
 	n.Kill()
 	go n.node.Close()
+}
+
+// servers are the processes of the nodes that live, and of the controllers.
+func (c *Cluster) servers() (nodes, ctls []*Proc) {
+	c.World.mu.Lock()
+	defer c.World.mu.Unlock()
+	for _, n := range c.nodes {
+		if n != nil {
+			nodes = append(nodes, n.Proc)
+		}
+	}
+	for _, p := range c.ctls {
+		if p != nil { // else it has not started
+			ctls = append(ctls, p.Proc)
+		}
+	}
+	return nodes, ctls
 }
 
 func (c *Cluster) killController(i int) {

@@ -41,6 +41,7 @@ func (r *run) hurtClient(w *worker, l *incarnation) {
 		return
 	}
 	p := l.p
+	up, ctls := r.servers()
 	switch r.fate.intn(10) {
 	case 8:
 		r.revoke(l)
@@ -55,13 +56,13 @@ func (r *run) hurtClient(w *worker, l *incarnation) {
 			w.kill()
 		}
 	case 5, 6:
-		if n := r.nodes[r.fate.intn(nodes)]; n != nil {
-			r.cutSome(p, n.Proc, r.fate.span(lease))
+		if n := r.fate.intn(nodes); n < len(up) { // else it is dead
+			r.cutSome(p, up[n], r.fate.span(lease))
 		}
 	case 7:
 		d := r.fate.span(2 * lease)
-		for _, ctl := range r.ctls {
-			r.cutSome(p, ctl.Proc, d)
+		for _, ctl := range ctls {
+			r.cutSome(p, ctl, d)
 		}
 	}
 }
@@ -69,20 +70,21 @@ func (r *run) hurtClient(w *worker, l *incarnation) {
 // hurtByTheme injects the fault of the schedule's theme. False: the theme asks for none this time.
 func (r *run) hurtByTheme(w *worker, l *incarnation) bool {
 	p := l.p
+	up, ctls := r.servers()
 	switch {
 	case r.opt.Stuck:
-		for _, n := range r.nodes {
-			r.Cut(p, n.Proc, r.fate.between(settleTime, 3*settleTime))
+		for _, n := range up {
+			r.Cut(p, n, r.fate.between(settleTime, 3*settleTime))
 		}
 	case r.opt.Leave:
 		if p == w.now().p {
 			w.leave()
 		}
 	case r.opt.End:
-		for _, n := range r.nodes {
-			for _, ctl := range r.ctls {
+		for _, n := range up {
+			for _, ctl := range ctls {
 				if r.fate.chance(2) {
-					r.Cut(ctl.Proc, n.Proc, r.fate.between(100*time.Millisecond, lease/2))
+					r.Cut(ctl, n, r.fate.between(100*time.Millisecond, lease/2))
 				}
 			}
 		}
