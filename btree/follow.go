@@ -128,10 +128,20 @@ func Follow(s *Shared, store Watching, o FollowOptions) *Follower {
 		for key, version := range o.Known {
 			if r := o.Range; bytes.Compare(key, r.From) >= 0 && (r.To == nil || bytes.Compare(key, r.To) < 0) {
 				f.know(f.top, key, version)
+				if f.tooMany(); f.ended != nil {
+					break
+				}
 			}
 		}
 	}
 	return f
+}
+
+// tooMany ends the Follower if it knows more than it may.
+func (f *Follower) tooMany() {
+	if f.bytes > f.options.MaxBytes {
+		f.ended = fmt.Errorf("%w: %d bytes, at most %d", ErrFollowed, f.bytes, f.options.MaxBytes)
+	}
 }
 
 // layer makes a followed layer with one segment, which was not looked at.
@@ -263,9 +273,7 @@ func (f *Follower) renew(s *segment) error {
 	if err != nil {
 		f.mark(now)
 	}
-	if f.bytes > f.options.MaxBytes {
-		f.ended = fmt.Errorf("%w: %d bytes, at most %d", ErrFollowed, f.bytes, f.options.MaxBytes)
-	}
+	f.tooMany()
 	return err
 }
 

@@ -205,6 +205,16 @@ func TestFollowersEnd(t *testing.T) {
 		}
 	}
 	require.ErrorIs(t, err, ErrFollowed)
+	// Known keys count before the tree is looked at: of these there may be any number.
+	given := 0
+	f := Follow(sh, st, FollowOptions{MaxBytes: 1000, Known: func(yield func([]byte, uint64) bool) {
+		for given < 1000 && yield(fmt.Appendf(nil, "%04d", given), 1) {
+			given++
+		}
+	}})
+	require.Less(t, given, 20)
+	_, _, err = f.Next()
+	require.ErrorIs(t, err, ErrFollowed)
 
 	quiet, got := Follow(sh, st, FollowOptions{Quiet: true, KeysOnly: true}), newReceiver()
 	require.NoError(t, got.follow(quiet, st, func() bool { return true }))
