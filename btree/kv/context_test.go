@@ -47,13 +47,12 @@ func TestContextsThatHaveEnded(t *testing.T) {
 		"OpenStaged": func(ctx context.Context) error { _, err := kv.OpenStaged(ctx, c, "tree", "it"); return err },
 		"Commit":     func(ctx context.Context) error { return kv.Commit(ctx, c, "tree", "it") },
 		"Committed":  func(ctx context.Context) error { _, err := kv.Committed(ctx, c, "tree", "it"); return err },
-		"Applied":    func(ctx context.Context) error { _, err := kv.Applied(ctx, state, []byte("key")); return err },
 		"Settle":     func(ctx context.Context) error { return kv.Settle(ctx, c, "tree", "it") },
 		"Collect": func(ctx context.Context) error {
 			_, err := kv.Collect(ctx, c, false, func(ctx context.Context, _ func(kv.Stray)) error { return nil })
 			return err
 		},
-	}, []byte("key"), [][]byte{[]byte("key")})
+	}, state, []byte("key"), [][]byte{[]byte("key")})
 	got, err := tree.Get(t.Context(), []byte("key"), nil)
 	require.NoError(t, err)
 	require.Equal(t, "value", string(got))

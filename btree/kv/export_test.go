@@ -11,3 +11,12 @@ func StoreOf(ctx context.Context, w *Watch) btree.Store {
 	w.objects.ctx = ctx
 	return watching{w}
 }
+
+// Claim makes the state of a feed the Client's, and gives it up.
+func Claim(ctx context.Context, state *Tree) error {
+	k, err := claimState(ctx, state, "tree")
+	if err != nil {
+		return err
+	}
+	return k.release()
+}

@@ -1,6 +1,7 @@
 package kv
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/client"
 )
 
 // FeedEvent is an event with its place in the feed. Positions rise, also from one Feed of a state to the next one.
@@ -29,8 +31,10 @@ type FeedOptions struct {
 var (
 	// ErrFeedOpen: another Feed has the state.
 	ErrFeedOpen = errors.New("another feed has the state")
-	// ErrNotState: the tree is not the state of a feed.
+	// ErrNotState: the tree is not the state of a feed, or it is that of a feed of another tree.
 	ErrNotState = errors.New("not the state of a feed")
+	// ErrStateGone: the state was dropped, and with it what was delivered. Another Feed delivers all keys, with positions that begin anew.
+	ErrStateGone = errors.New("the state of the feed was dropped: a feed with another one delivers all keys")
 	// ErrPending: too many events were delivered and not acknowledged. Acknowledge some.
 	ErrPending = errors.New("too many events are not acknowledged")
 )
@@ -87,7 +91,8 @@ type Feed struct {
 //
 // Memory: as WatchOptions.MaxBytes says for the keys, events of 1 MiB and one value, and MaxPending keys.
 //
-// Errors: those of Watch and Open; ErrFeedOpen; ErrNotState.
+// Errors: those of Watch and Open; ErrFeedOpen; ErrNotState, also if the state is that of a tree with another name; client.ErrArgument for a range
+// without keys.
 func (t *Tree) Follow(ctx context.Context, o FeedOptions) (*Feed, error) {
 	f, err := t.follow(ctx, o)
 	if err != nil {
@@ -97,6 +102,9 @@ func (t *Tree) Follow(ctx context.Context, o FeedOptions) (*Feed, error) {
 }
 
 func (t *Tree) follow(ctx context.Context, o FeedOptions) (*Feed, error) {
+	if r := o.Range; r.To != nil && bytes.Compare(r.From, r.To) >= 0 {
+		return nil, fmt.Errorf("%w: range from %q to %q: no key is in it", client.ErrArgument, r.From, r.To)
+	}
 	state, err := OpenOrCreate(ctx, t.c, o.State, btree.Config{})
 	if err != nil {
 		return nil, err
@@ -105,7 +113,10 @@ func (t *Tree) follow(ctx context.Context, o FeedOptions) (*Feed, error) {
 		return nil, fmt.Errorf("%w: it is the tree itself", ErrNotState)
 	}
 	f := &Feed{t: t, state: state, gone: map[string]uint64{}}
-	if f.claim, err = claimState(ctx, state); err != nil {
+	if err := f.loadHead(ctx); err != nil { // it is not a state: nothing of it is changed
+		return nil, err
+	}
+	if f.claim, err = claimState(ctx, state, t.Name()); err != nil {
 		return nil, err
 	}
 	if err = f.begin(ctx, o); err != nil {
@@ -119,7 +130,12 @@ func (t *Tree) follow(ctx context.Context, o FeedOptions) (*Feed, error) {
 func (f *Feed) begin(ctx context.Context, o FeedOptions) error {
 	ctx, cancel := f.Bound(ctx)
 	defer cancel()
-	if err := f.loadHead(ctx); err != nil {
+	if err := f.loadHead(ctx); err != nil { // again: it is the claim's now
+		return err
+	}
+	f.last = f.head.reserved
+	f.head.end()
+	if err := f.reserve(ctx); err != nil {
 		return err
 	}
 	unsure, failed := map[string]feedEntry{}, error(nil)
@@ -130,7 +146,7 @@ func (f *Feed) begin(ctx context.Context, o FeedOptions) error {
 				failed = err
 				return false
 			}
-			if e.position > f.head.acked {
+			if f.head.unsure(e.position) {
 				e.version, e.position = 0, 0
 				unsure[string(key)] = e
 			}
@@ -150,7 +166,7 @@ func (f *Feed) begin(ctx context.Context, o FeedOptions) error {
 	return f.put(ctx, unsure)
 }
 
-// loadHead reads the head, or writes that of a new state, and reserves positions.
+// loadHead reads the head; a new state has none.
 func (f *Feed) loadHead(ctx context.Context) error {
 	b, err := f.state.Get(ctx, feedHeadKey, nil)
 	switch {
@@ -170,13 +186,12 @@ func (f *Feed) loadHead(ctx context.Context) error {
 		}
 		f.head = decodeHead(b)
 	}
-	f.last = f.head.reserved
-	return f.reserve(ctx)
+	return nil
 }
 
 // reserve reserves positions: those up to head.reserved are given to no event of another Feed.
 func (f *Feed) reserve(ctx context.Context) error {
-	head := feedHead{acked: f.head.acked, reserved: f.last + feedReserve}
+	head := feedHead{acked: f.head.acked, reserved: f.last + feedReserve, void: f.head.void}
 	err := f.putHead(ctx, head, f.zero)
 	if err == nil {
 		f.head = head
@@ -198,10 +213,13 @@ func (f *Feed) Bound(ctx context.Context) (context.Context, context.CancelFunc) 
 // Acknowledged is the position up to which the receiver has acknowledged.
 func (f *Feed) Acknowledged() uint64 { return f.head.acked }
 
+// StateRoot is the root of the state. Where it is another one than that of the Feed before, that one's state was dropped, and positions begin anew.
+func (f *Feed) StateRoot() btree.Ref { return f.state.Root() }
+
 // Next waits for events and returns some, at most 512 and 1 MiB and one value. Slices are the caller's. The event Synced
 // comes once, behind all that differed when the Feed was opened; it has the position of the event before it, or the one acknowledged.
 //
-// Behind an error but client.ErrClosed, client.ErrFenced, btree.ErrNoTree and ErrWatchTooLarge call Next again: nothing is missed. ErrPending: call Ack first.
+// Behind an error but client.ErrClosed, client.ErrFenced, btree.ErrNoTree, ErrStateGone and ErrWatchTooLarge call Next again: nothing is missed. ErrPending: call Ack first.
 func (f *Feed) Next(ctx context.Context) ([]FeedEvent, error) {
 	ctx, cancel := f.Bound(ctx)
 	defer cancel()
@@ -209,7 +227,7 @@ func (f *Feed) Next(ctx context.Context) ([]FeedEvent, error) {
 		return nil, f.claim.because(err)
 	}
 	if err := f.note(ctx); err != nil {
-		return nil, f.claim.because(fmt.Errorf("state of the feed: %w", err))
+		return nil, f.failed("state of the feed", err)
 	}
 	out := f.batch
 	f.batch = nil
@@ -350,7 +368,7 @@ func (f *Feed) Ack(ctx context.Context, position uint64) error {
 		}
 		return nil
 	})
-	head, zero := feedHead{acked: position, reserved: f.head.reserved}, f.zero
+	head, zero := feedHead{acked: position, reserved: f.head.reserved, void: f.head.void}, f.zero
 	if at := f.gone[string(feedHeadKey)]; at > 0 && at <= position {
 		zero = feedEntry{}
 	}
@@ -358,7 +376,7 @@ func (f *Feed) Ack(ctx context.Context, position uint64) error {
 		err = f.putHead(ctx, head, zero)
 	}
 	if err != nil {
-		return f.claim.because(fmt.Errorf("acknowledge position %d: %w", position, err))
+		return f.failed(fmt.Sprintf("acknowledge position %d", position), err)
 	}
 	for _, key := range gone {
 		delete(f.gone, string(key))
@@ -366,6 +384,14 @@ func (f *Feed) Ack(ctx context.Context, position uint64) error {
 	f.head, f.zero = head, zero
 	f.given = slices.Delete(f.given, 0, n+1)
 	return nil
+}
+
+// failed is the error of a write of the state.
+func (f *Feed) failed(what string, err error) error {
+	if errors.Is(err, btree.ErrNoTree) { // not the tree that is followed
+		return fmt.Errorf("%s: %w: %v", what, ErrStateGone, f.state)
+	}
+	return f.claim.because(fmt.Errorf("%s: %w", what, err))
 }
 
 // Close ends the Feed and gives the state up, so that another Feed can have it at once. What was not acknowledged is delivered
@@ -377,13 +403,17 @@ func (f *Feed) Close() error {
 	return f.claim.release()
 }
 
-// Applied is the version of a key that the receiver of a state has acknowledged; 0: it does not have the key, or another Put of it was
-// delivered and is not acknowledged. A writer that
-// waits until the version of its Put is there then finds it in what the receiver has made of it.
-func Applied(ctx context.Context, state *Tree, key []byte) (version uint64, err error) {
+// Applied is the version of a key of the tree that the receiver of a state has acknowledged; 0: it does not have the key, or has it of another tree that had
+// the name, or another Put of it was delivered and is not acknowledged. A writer that
+// waits until the version of its Put is there, or a later one, then finds it in what the receiver has made of it. If the key is removed meanwhile,
+// that version never comes.
+func (t *Tree) Applied(ctx context.Context, state *Tree, key []byte) (version uint64, err error) {
 	b, err := state.Get(ctx, feedHeadKey, nil)
+	if errors.Is(err, btree.ErrNoKey) {
+		err = fmt.Errorf("%w: %v has no head of one", ErrNotState, state)
+	}
 	if err != nil {
-		return 0, fmt.Errorf("%w: %w", ErrNotState, err)
+		return 0, err
 	}
 	if _, err := decodeFeed(feedHeadKey, b); err != nil {
 		return 0, err
@@ -397,7 +427,7 @@ func Applied(ctx context.Context, state *Tree, key []byte) (version uint64, err 
 		return 0, err
 	}
 	e, err := decodeFeed(key, b)
-	if err != nil || e.position > head.acked {
+	if err != nil || head.unsure(e.position) || e.root != t.Root() {
 		return 0, err
 	}
 	return e.version, nil

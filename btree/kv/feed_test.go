@@ -192,7 +192,7 @@ func TestFeedGoesOn(t *testing.T) {
 	_, version, err := x.tree.GetVersion(t.Context(), []byte("a"), nil)
 	require.NoError(t, err)
 	applied := func(key string) uint64 {
-		v, err := kv.Applied(t.Context(), state, []byte(key))
+		v, err := x.tree.Applied(t.Context(), state, []byte(key))
 		require.NoError(t, err)
 		return v
 	}
@@ -202,7 +202,7 @@ func TestFeedGoesOn(t *testing.T) {
 	put(t, x.tree, "a", "4")
 	require.Equal(t, []string{"a="}, x.next())
 	require.Zero(t, applied("a"), "delivered, and not acknowledged")
-	_, err = kv.Applied(t.Context(), x.tree, []byte("a"))
+	_, err = x.tree.Applied(t.Context(), x.tree, []byte("a"))
 	require.ErrorIs(t, err, kv.ErrNotState)
 
 	// A tree that is gone, and one of the same name.

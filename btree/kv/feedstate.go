@@ -30,12 +30,18 @@ import (
 //
 //	33  8  position up to which the receiver has acknowledged
 //	41  8  position up to which events may have been delivered
+//	49 16  at most feedVoids times: positions that Feeds which have ended had, and that were not acknowledged: those behind the
+//	       first one, up to the second one
 //
 // Numbers are little-endian.
 const (
 	feedFormat     = 1
 	feedEntryBytes = 1 + proto.RefBytes + 8 + 8
 	feedHeadBytes  = 16
+	feedVoidBytes  = 16
+	// feedVoids is how many spans of positions a head has: of the last Feeds that have ended. A write of an earlier one that was under way when it
+	// ended has been settled by scrubs since.
+	feedVoids = 8
 )
 
 var feedHeadKey = []byte{0}
@@ -48,7 +54,30 @@ type feedEntry struct {
 }
 
 // feedHead is the head of a state.
-type feedHead struct{ acked, reserved uint64 }
+type feedHead struct {
+	acked, reserved uint64
+	void            []feedSpan // disjoint, in order
+}
+
+// feedSpan are the positions behind one, up to another one.
+type feedSpan struct{ behind, to uint64 }
+
+// unsure says whether the event with a position was not acknowledged. One of a Feed that has ended never is: its entry may come to
+// light behind later acknowledgements, if the session ended in the middle of the write and a failover completes it.
+func (h *feedHead) unsure(position uint64) bool {
+	return position > h.acked || slices.ContainsFunc(h.void, func(s feedSpan) bool { return position > s.behind && position <= s.to })
+}
+
+// end notes that no position up to reserved is acknowledged any more that was not.
+func (h *feedHead) end() {
+	for len(h.void) > 0 && h.void[len(h.void)-1].behind >= h.acked {
+		h.void = h.void[:len(h.void)-1] // part of the next one
+	}
+	if h.reserved > h.acked {
+		h.void = append(h.void, feedSpan{h.acked, h.reserved})
+	}
+	h.void = h.void[max(0, len(h.void)-feedVoids):]
+}
 
 func (e feedEntry) append(b []byte) []byte {
 	b, _ = e.root.AppendBinary(append(b, feedFormat))
@@ -58,16 +87,22 @@ func (e feedEntry) append(b []byte) []byte {
 
 func (h feedHead) append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint64(b, h.acked)
-	return binary.LittleEndian.AppendUint64(b, h.reserved)
+	b = binary.LittleEndian.AppendUint64(b, h.reserved)
+	for _, s := range h.void {
+		b = binary.LittleEndian.AppendUint64(b, s.behind)
+		b = binary.LittleEndian.AppendUint64(b, s.to)
+	}
+	return b
 }
 
 // decodeFeed checks the value of a key, and returns its entry.
 func decodeFeed(key, b []byte) (e feedEntry, err error) {
-	want := feedEntryBytes
+	ok := len(b) == feedEntryBytes
 	if slices.Equal(key, feedHeadKey) {
-		want += feedHeadBytes
+		voids := len(b) - feedEntryBytes - feedHeadBytes
+		ok = voids >= 0 && voids%feedVoidBytes == 0 && voids <= feedVoids*feedVoidBytes
 	}
-	if len(b) != want || b[0] != feedFormat {
+	if !ok || b[0] != feedFormat {
 		return e, fmt.Errorf("%w: key %q has %d bytes that are no entry of format %d", ErrNotState, key, len(b), feedFormat)
 	}
 	e.root = proto.DecodeRef(b[1:])
@@ -79,14 +114,19 @@ func decodeFeed(key, b []byte) (e feedEntry, err error) {
 // decodeHead returns the head behind an entry that decodeFeed has checked.
 func decodeHead(b []byte) feedHead {
 	b = b[feedEntryBytes:]
-	return feedHead{acked: binary.LittleEndian.Uint64(b), reserved: binary.LittleEndian.Uint64(b[8:])}
+	h := feedHead{acked: binary.LittleEndian.Uint64(b), reserved: binary.LittleEndian.Uint64(b[8:])}
+	for b = b[feedHeadBytes:]; len(b) > 0; b = b[feedVoidBytes:] {
+		h.void = append(h.void, feedSpan{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])})
+	}
+	return h
 }
 
 // feedNote is the note of a state's name with its owner.
 const feedNote = "feed"
 
-// feedOwner is the Feed that has a state.
+// feedOwner is the Feed that has a state; without a session none has.
 type feedOwner struct {
+	Tree    string         `json:"tree"` // whose keys the state has
 	Session client.Session `json:"session"`
 	Token   string         `json:"token"` // of the call, for sessions that try twice
 }
@@ -98,7 +138,7 @@ type feedOwner struct {
 type feedClaim struct {
 	state *Tree
 	bound context.Context
-	end   context.CancelFunc
+	end   func()
 	me    feedOwner
 }
 
@@ -106,21 +146,25 @@ type feedClaim struct {
 // session that is not here has ended, and nothing writes under it.
 var liveClaims sync.Map
 
-// claimState makes the Client's session the owner of a state.
-func claimState(ctx context.Context, state *Tree) (*feedClaim, error) {
-	k := &feedClaim{state: state}
+// claimState makes the Client's session the owner of a state of a tree.
+func claimState(ctx context.Context, state *Tree, of string) (*feedClaim, error) {
+	k := &feedClaim{state: state, me: feedOwner{Tree: of, Token: strconv.FormatUint(rand.Uint64(), 36)}}
 	// The caller's context bounds Follow, not the use of the Feed.
-	long, end := context.WithCancel(context.WithoutCancel(ctx))
+	long, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	k.end = func() { cancel(client.ErrClosed); liveClaims.Delete(k.me.Token) }
+	stop := context.AfterFunc(ctx, k.end)
 	var err error
-	if k.bound, k.me.Session, err = state.c.Bind(long); err != nil {
-		end()
+	k.bound, k.me.Session, err = state.c.Bind(long)
+	if !stop() {
+		err = ctx.Err()
+	}
+	if err != nil {
+		k.end()
 		return nil, err
 	}
-	k.me.Token = strconv.FormatUint(rand.Uint64(), 36)
 	liveClaims.Store(k.me.Token, nil)
-	k.end = func() { end(); liveClaims.Delete(k.me.Token) }
-	tctx, cancel := k.within(ctx)
-	defer cancel()
+	tctx, tcancel := k.within(ctx)
+	defer tcancel()
 	if err = k.change(tctx, k.take); err != nil {
 		// The change may have been made.
 		return nil, errors.Join(k.because(err), k.release())
@@ -131,19 +175,21 @@ func claimState(ctx context.Context, state *Tree) (*feedClaim, error) {
 // take returns the next owner in the place of the present one, or why there is none.
 func (k *feedClaim) take(ctx context.Context, now feedOwner) (feedOwner, error) {
 	switch has := now.Session; {
+	case now.Tree != "" && now.Tree != k.me.Tree:
+		return now, fmt.Errorf("%w of tree %q: %v is that of tree %q; name another one, or drop it", ErrNotState, k.me.Tree, k.state, now.Tree)
 	case now == k.me || has.Serial == 0:
 		return k.me, nil
 	case has.Serial == k.me.Session.Serial:
 		if _, live := liveClaims.Load(now.Token); !live {
 			return k.me, nil // its release has failed
 		}
-		return now, fmt.Errorf("%w: %v, by this client", ErrFeedOpen, k.state)
+		return now, fmt.Errorf("%w: %v, by this client; Close that Feed first", ErrFeedOpen, k.state)
 	case has.Number == k.me.Session.Number && has.Serial < k.me.Session.Serial:
 		return k.me, nil // a number is given to a later session only when the former one is fenced
 	}
 	fenced, err := k.state.c.Fenced(ctx, now.Session)
 	if err == nil && !fenced {
-		err = fmt.Errorf("%w: %v, by session %d", ErrFeedOpen, k.state, now.Session.Number)
+		err = fmt.Errorf("%w: %v, by session %d, until it is closed or fenced", ErrFeedOpen, k.state, now.Session.Number)
 	}
 	return k.me, err
 }
@@ -175,9 +221,7 @@ func (k *feedClaim) change(ctx context.Context, next func(context.Context, feedO
 		if e.Notes = maps.Clone(e.Notes); e.Notes == nil {
 			e.Notes = map[string]string{}
 		}
-		if e.Notes[feedNote] = string(b); owner == (feedOwner{}) {
-			delete(e.Notes, feedNote)
-		}
+		e.Notes[feedNote] = string(b)
 		if _, err = k.state.c.Names().Change(ctx, e); err == nil || !t.again(ctx, err) {
 			return err
 		}
@@ -197,7 +241,7 @@ func (k *feedClaim) release() error {
 	defer cancel()
 	err := k.change(ctx, func(_ context.Context, now feedOwner) (feedOwner, error) {
 		if now == k.me {
-			now = feedOwner{}
+			now = feedOwner{Tree: k.me.Tree}
 		}
 		return now, nil
 	})

@@ -75,7 +75,7 @@ func exitCode(err error) int {
 		return exitUsage
 	case is(client.ErrUnknown):
 		return exitUnknown
-	case is(client.ErrFreed, client.ErrNoName, client.ErrBadRef, client.ErrNoRegion, fsck.ErrNoRegion, btree.ErrNoKey, btree.ErrNoTree, job.ErrNoJob, job.ErrNoPlugin, client.ErrNoFunction, pool.ErrNoPart):
+	case is(client.ErrFreed, client.ErrNoName, client.ErrBadRef, client.ErrNoRegion, fsck.ErrNoRegion, btree.ErrNoKey, btree.ErrNoTree, job.ErrNoJob, job.ErrNoPlugin, client.ErrNoFunction, kv.ErrStateGone, pool.ErrNoPart):
 		return exitNotFound
 	case is(client.ErrConflict, client.ErrNameExists, client.ErrImmutable, btree.ErrKeyExists, btree.ErrNotEmpty, kv.ErrNamesChange, kv.ErrFeedOpen, pool.ErrOpen, pool.ErrUnfinished, pool.ErrTorn):
 		return exitConflict

@@ -88,6 +88,11 @@ func (x *kvFollowCmd) follow(ctx context.Context, a *app, c *client.Client, r bt
 		return err
 	}
 	defer func() { err = errors.Join(err, feed.Close()) }()
+	if root := feed.StateRoot(); out.state.IsZero() {
+		out.state = root
+	} else if root != out.state { // the positions that were printed, and those that are read, are of the other one
+		return fmt.Errorf("%w: %s", kv.ErrStateGone, x.State)
+	}
 	if acks != nil {
 		return x.acknowledged(ctx, a, feed, out, acks)
 	}
@@ -166,8 +171,9 @@ type kvFollowOut struct {
 	k     *kvCmd
 	json  bool
 	out   *bufio.Writer
-	left  int    // changes until --count; less than 0: no end
-	last  uint64 // position printed last
+	left  int       // changes until --count; less than 0: no end
+	last  uint64    // position printed last
+	state btree.Ref // root of the state of the first feed
 	ended bool
 }
 

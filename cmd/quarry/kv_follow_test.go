@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -85,6 +86,28 @@ func TestKVFollow(t *testing.T) {
 	bad := kvOn(t, tree, "nonsense\n", "follow", "--state", state, "--json", "--acks")
 	require.Equal(t, exitUsage, bad.code)
 	require.Contains(t, bad.err, "line 1")
+
+	// The state of a follower that runs is dropped: its positions are over.
+	cmd = exec.CommandContext(t.Context(), executable(t), "kv", "follow", tree, "--state", state+".gone")
+	var stderr strings.Builder
+	cmd.Env, cmd.Stderr = append(os.Environ(), "QUARRY_CONTROLLER="+cluster(t).URL), &stderr
+	out, err = cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	for lines = bufio.NewScanner(out); lines.Scan() && lines.Text() != "synced"; {
+	}
+	kvOn(t, state+".gone", "", "drop").ok(t)
+	kvOn(t, tree, "", "put", "x", "-d", "2").ok(t)
+	for lines.Scan() {
+	}
+	require.Error(t, cmd.Wait())
+	require.Contains(t, stderr.String(), "the state of the feed was dropped")
+	require.Equal(t, exitNotFound, cmd.ProcessState.ExitCode())
+	kvOn(t, tree, "", "follow", "--state", state, "--once").ok(t)
+
+	kvOn(t, "kv/follow.other", "", "create").ok(t)
+	kvOn(t, "kv/follow.other", "", "follow", "--state", state, "--once").fails(t, exitUsage, "kv/follow")
+	follow("--from", "b", "--to", "a").fails(t, exitUsage, "no key is in it")
 
 	kvOn(t, tree, "", "drop").ok(t)
 	follow("--once").fails(t, exitNotFound, tree)
