@@ -168,40 +168,54 @@ func (a *Allocator) lookBehind(cleared []clearing) error {
 		for n < len(cleared) && n < claimSlabs && cleared[n].reg == reg {
 			n++
 		}
-		now := cleared[:n]
+		if err := a.agree(reg, cleared[:n], false); err != nil {
+			return err
+		}
 		cleared = cleared[n:]
-		over, err := a.epochOver(reg)
-		if over {
-			continue
+	}
+	return nil
+}
+
+// agree makes map bits say what R and V do, of slabs whose bits this lane has just set, or cleared, at most claimSlabs of one region. Each change of a bit
+// is followed by another look: a claimer that was seen may have given the slab back before its bit was set, and then nobody else would clear it. If it gives
+// the slab back after that look, it clears the bit itself.
+func (a *Allocator) agree(reg *slab.Region, now []clearing, set bool) error {
+	for len(now) > 0 {
+		if over, err := a.epochOver(reg); over || err != nil {
+			return err
 		}
-		if err == nil {
-			err = a.retry(reg, func() bool {
-				r := a.lane.Round()
-				r.Reset()
-				ch := r.Chain(reg.P())
-				for j, c := range now {
-					ch.Read(c.slab.ROff(), a.pairs[16*j:16*j+16])
-				}
-				a.lane.Do()
-				return ch.Err == nil
-			})
-		}
+		err := a.retry(reg, func() bool {
+			r := a.lane.Round()
+			r.Reset()
+			ch := r.Chain(reg.P())
+			for j, c := range now {
+				ch.Read(c.slab.ROff(), a.pairs[16*j:16*j+16])
+			}
+			a.lane.Do()
+			return ch.Err == nil
+		})
 		if errors.Is(err, errFull) {
-			continue // the epoch is over, reconcile makes the map anew
+			return nil // the epoch is over, reconcile makes the map anew
 		}
 		if err != nil {
 			return err
 		}
-		var used []clearing
+		var wrong []clearing
 		for j, c := range now {
-			if proto.Word(a.pairs, 16*j) != 0 || proto.V(proto.Word(a.pairs, 16*j+8)).State() == proto.StateLive {
-				used = append(used, c)
+			if inUse := proto.Word(a.pairs, 16*j) != 0 || proto.V(proto.Word(a.pairs, 16*j+8)).State() == proto.StateLive; inUse != set {
+				wrong = append(wrong, c)
 			}
 		}
-		for _, c := range used {
+		now, set = wrong, !set
+		for _, c := range now {
 			block, _ := reg.Geometry.BlockOf(c.slab.Off)
 			i, _ := reg.Geometry.SlabIndex(c.slab.Off, c.slab.Class)
-			if err := a.setBits(reg, reg.Geometry.MapOff(block)+8*uint64(i/64), 1<<(i%64), 0); err != nil {
+			if set {
+				err = a.setBits(reg, reg.Geometry.MapOff(block)+8*uint64(i/64), 1<<(i%64), 0)
+			} else {
+				err = a.clearBits(reg, block, i/64, 1<<(i%64))
+			}
+			if err != nil {
 				return err
 			}
 		}

@@ -307,7 +307,12 @@ func (a *Allocator) claimBits(c *cursor, i int, take uint64) (bool, error) {
 			s.set(block, h)
 		}
 		*c = cursor{}
-		return false, a.clearBits(reg, block, i, take)
+		err := a.clearBits(reg, block, i, take)
+		if err != nil && !errors.Is(err, slab.ErrNoRegion) {
+			// They are not of slabs that this lane knows, so it cannot clear them later. The scrub does.
+			a.lane.EndSession(fmt.Errorf("bits in the map of block %d of region %d could not be cleared: %w", block, reg.ID, err))
+		}
+		return false, err
 	}
 	return true, nil
 }
@@ -354,7 +359,9 @@ func (a *Allocator) stamp(c *cursor, i int, take uint64) ([]slab.Claim, error) {
 		return nil, err
 	}
 	ch := r.At(0)
+	was := proto.Word(a.wordRead, 0)
 	var drop []slab.Claim
+	var lost []clearing // whose bits are set again below, for sessions that have them
 	kept := claims[:0]
 	for j := range claims {
 		cl := claims[j]
@@ -365,10 +372,18 @@ func (a *Allocator) stamp(c *cursor, i int, take uint64) ([]slab.Claim, error) {
 			kept = append(kept, cl)
 		case won:
 			drop = append(drop, cl)
+		default:
+			if n, _ := reg.Geometry.SlabIndex(cl.Slab.Off, cl.Slab.Class); was>>(n%64)&1 == 0 {
+				lost = append(lost, clearing{reg, cl.Slab, cl.Generation})
+			}
 		}
 	}
 	// A scrub may have cleared bits between the two rounds, as those of leaked slabs.
-	if err := a.setBits(reg, word, take, proto.Word(a.wordRead, 0)); err != nil {
+	err = a.setBits(reg, word, take, was)
+	if err == nil {
+		err = a.agree(reg, lost, true)
+	}
+	if err != nil {
 		a.lane.EndSession(fmt.Errorf("claims in block %d of region %d could not be settled: %w", c.block, reg.ID, err))
 		return nil, err
 	}

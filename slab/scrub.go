@@ -318,28 +318,49 @@ func (l *Lane) shadowUser(reg *Region, n *needed) (holder proto.R, err error) {
 // clearLeak clears the map bit of a slab that is free and not reserved, and sets it again if the
 // slab has been claimed meanwhile. A claimer writes R and then READs its bits once more. So
 // either the claimer finds the bit cleared, or the scrub finds R: no slab in use stays free in
-// the map.
+// the map. Nor does a free slab stay taken: if the claimer has given the slab back before the bit was set, another look finds that.
 func (l *Lane) clearLeak(reg *Region, block uint32, i int, s proto.Slab, guess uint64) error {
-	if err := l.clearBit(reg, block, i, guess); err != nil {
-		return err
+	for {
+		if err := l.clearBit(reg, block, i, guess); err != nil {
+			return err
+		}
+		if free, err := l.isUnused(reg, s); free || err != nil {
+			return err
+		}
+		var err error
+		if guess, err = l.setBit(reg, block, i); err != nil {
+			return err
+		}
+		if free, err := l.isUnused(reg, s); !free || err != nil {
+			return err
+		}
 	}
+}
+
+// isUnused READs whether a slab is neither reserved nor LIVE.
+func (l *Lane) isUnused(reg *Region, s proto.Slab) (bool, error) {
 	if err := l.repeat(reg, func() { l.round.Chain(reg.P()).Read(s.ROff(), l.word) }); err != nil {
-		return err
+		return false, err
 	}
-	if r, v := proto.R(proto.Word(l.word, 0)), proto.V(proto.Word(l.word, 8)); r == 0 && v.State() != proto.StateLive {
-		return nil
-	}
+	r, v := proto.R(proto.Word(l.word, 0)), proto.V(proto.Word(l.word, 8))
+	return r == 0 && v.State() != proto.StateLive, nil
+}
+
+// setBit sets bit i of a block's map, and returns the map word.
+func (l *Lane) setBit(reg *Region, block uint32, i int) (uint64, error) {
 	off := reg.Geometry.MapOff(block) + uint64(i/64*8)
 	for was := uint64(0); ; {
 		want := was | 1<<(i%64)
 		if err := l.repeat(reg, func() { l.round.Chain(reg.P()).CAS(off, was, want) }); err != nil {
-			return err
+			return 0, err
 		}
 		old := l.round.At(0).Verbs[0].Old
-		if old == was || old>>(i%64)&1 != 0 {
-			return nil
+		if old == was {
+			return want, nil
 		}
-		was = old
+		if was = old; old>>(i%64)&1 != 0 {
+			return old, nil
+		}
 	}
 }
 

@@ -346,7 +346,7 @@ func (f *Feed) Ack(ctx context.Context, position uint64) error {
 	case position <= f.head.acked:
 		return nil
 	case !found:
-		return fmt.Errorf("acknowledge position %d: no event that was delivered has it", position)
+		return fmt.Errorf("%w: acknowledge position %d: no event that was delivered has it", client.ErrArgument, position)
 	}
 	ctx, cancel := f.Bound(ctx)
 	defer cancel()

@@ -17,6 +17,11 @@ var allocMutants = []mutant{
 		runs:  []run{schedules(with(grow, func(o *sim.Options) { o.Faults = sim.Rot | sim.Break }), 5000)},
 	},
 	{
+		name: "bits of claims that were given back", what: "sets the map bit of a claimed slab without a look whether it was given back meanwhile",
+		edits: []edit{{"alloc.(*Allocator).agree", `inUse != set {`, `inUse && !set {`}},
+		runs:  []run{tests("alloc", "^TestBitsAreNotSetForWhatWasGivenBack$")},
+	},
+	{
 		name: "claim does not look at the block header", what: "claims slabs of a block that has another header by now",
 		edits: []edit{{"alloc.(*Allocator).claimBits", `if h != c.header {`, `if false {`}},
 		runs:  []run{schedules(quiet, 5000)},

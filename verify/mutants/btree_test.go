@@ -51,7 +51,7 @@ var btreeMutants = []mutant{
 	},
 	{
 		name: "feed trusts what was not acknowledged", what: "takes an entry behind the acknowledged position for one that the receiver has",
-		edits: []edit{{"btree/kv.(*Feed).begin", `if e.position > f.head.acked {`, `if false {`}},
+		edits: []edit{{"btree/kv.(*Feed).begin", `if f.head.unsure(e.position) {`, `if false {`}},
 		runs:  []run{tests("btree/kv", "^TestFeedGoesOn$")},
 	},
 	{
@@ -68,6 +68,31 @@ var btreeMutants = []mutant{
 		name: "feed of two trees", what: "takes the versions of a tree for those of another one that has its name",
 		edits: []edit{{"btree/kv.(*Feed).begin", `if e.root != f.t.Root() {`, `if false {`}},
 		runs:  []run{tests("btree/kv", "^TestFeedGoesOn$")},
+	},
+	{
+		name: "feed trusts what came late", what: "takes an entry that a dead feed has not acknowledged for acknowledged by a later position",
+		edits: []edit{{"btree/kv.(*Feed).begin", `f.head.unsure(e.position)`, `e.position > f.head.acked`}},
+		runs:  []run{tests("btree/kv", "^TestFeedOfAnEntryThatCameLate$")},
+	},
+	{
+		name: "feed of another name", what: "follows a tree with the state of a feed of another one",
+		edits: []edit{{"btree/kv.(*feedClaim).take", `now.Tree != "" && now.Tree != k.me.Tree`, `false`}},
+		runs:  []run{tests("btree/kv", "^TestFeedRefusesBadInput$")},
+	},
+	{
+		name: "applied to a tree that is gone", what: "answers with the version that a key had in a tree that was dropped",
+		edits: []edit{{"btree/kv.(*Tree).Applied", `|| e.root != t.Root()`, ``}},
+		runs:  []run{tests("btree/kv", "^TestFeedWithoutItsState$")},
+	},
+	{
+		name: "claim without its caller", what: "waits for a session when the context of Follow has ended",
+		edits: []edit{{"btree/kv.claimState", `context.AfterFunc(ctx, k.end)`, `context.AfterFunc(long, k.end)`}},
+		runs:  []run{tests("btree/kv", "^TestClaimEndsWithItsContext$")},
+	},
+	{
+		name: "known keys unbounded", what: "takes more keys of a receiver into memory than it may know",
+		edits: []edit{{"btree.Follow", `if f.tooMany(); f.ended != nil {`, `if f.ended != nil {`}},
+		runs:  []run{tests("btree", "^TestFollowersEnd$")},
 	},
 	{
 		name: "feed taken from the living", what: "takes the state of a feed whose session is not fenced",

@@ -55,6 +55,11 @@ var slabMutants = []mutant{
 		runs:  []run{schedules(quiet, 5000)},
 	},
 	{
+		name: "scrub sets bits of what was given back", what: "sets the map bit of a claimed slab without a look whether it was given back meanwhile",
+		edits: []edit{{"slab.(*Lane).clearLeak", `!free || err != nil {`, `free || !free || err != nil {`}},
+		runs:  []run{tests("alloc", "^TestBitsAreNotSetForWhatWasGivenBack$")},
+	},
+	{
 		name: "scrub does not ask for its lease", what: "answers that nothing of the dead is left without looking at its lease",
 		edits: []edit{{"slab.(*Lane).ScrubBlock", `return l.answer(nil)`, `return nil`}},
 		runs:  []run{tests("verify/sim", "^TestScrubAsksForItsLease$")},

@@ -1,0 +1,110 @@
+package alloc_test
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/slab"
+	"github.com/quarrystore/quarry/verify/slabtest"
+)
+
+// leaked counts the slabs of a block that are taken in the map, free and unreserved, and clears their bits.
+func leaked(t *testing.T, p *slabtest.Port, block uint32) int {
+	var st slab.Scrubbed
+	require.NoError(t, p.Lane.ScrubBlock(mustRegion(t, p), block, func(uint32) bool { return false }, &st))
+	return st.Bits
+}
+
+// onMap says whether a round is one CAS of a map word, and whether it sets bits.
+func onMap(w *slabtest.World, r *rdma.Round, block uint32) (is, sets bool) {
+	if r.Len() != 1 || len(r.At(0).Verbs) != 1 {
+		return false, false
+	}
+	v := &r.At(0).Verbs[0]
+	from := w.Geometry.MapOff(block)
+	is = v.Op == rdma.CompareSwap && v.Off >= from && v.Off < from+proto.MapBytes
+	return is, is && v.New&^v.Expect != 0
+}
+
+// TestBitsAreNotSetForWhatWasGivenBack: hazard 166. A client, or a scrub, has cleared map bits, finds the slabs claimed by another client, and sets the
+// bits for it; that client has given the claims back just before. No bit stays set.
+func TestBitsAreNotSetForWhatWasGivenBack(t *testing.T) {
+	small := make([]byte, 20_000)
+	t.Run("client", func(t *testing.T) {
+		w := slabtest.New(t, 2)
+		owner, other := w.Lane(1), w.Lane(2)
+		first, err := owner.Alloc.Alloc(small, want(2))
+		require.NoError(t, err)
+		block, _ := w.Geometry.BlockOf(uint64(first.Addr.Off()))
+		var ref proto.Ref
+		claimed, back := false, false
+		owner.BeforeDo = func(_ int, r *rdma.Round) {
+			is, sets := onMap(w, r, block)
+			switch {
+			case !claimed && r.Len() == 1 && len(r.At(0).Verbs) > 1 && r.At(0).Verbs[0].Op == rdma.Read: // looks behind
+				claimed = true
+				ref, err = other.Alloc.Alloc(small, want(2))
+				require.NoError(t, err)
+			case claimed && !back && is && sets:
+				back = true
+				require.NoError(t, other.Alloc.Close())
+			}
+		}
+		require.NoError(t, owner.Alloc.Close())
+		owner.BeforeDo = nil
+		require.True(t, back)
+		b, ok := w.Geometry.BlockOf(uint64(ref.Addr.Off()))
+		require.True(t, ok)
+		require.Equal(t, block, b)
+		require.Zero(t, leaked(t, owner, block))
+		_, _, err = owner.Lane.Read(ref, nil)
+		require.NoError(t, err)
+		mended, err := owner.Lane.RepairMap(mustRegion(t, owner), block)
+		require.NoError(t, err)
+		require.Zero(t, mended)
+	})
+	t.Run("scrub", func(t *testing.T) {
+		w := slabtest.New(t, 2)
+		before, claimer, scrub := w.Lane(1), w.Lane(2), w.Lane(3)
+		first, err := before.Alloc.Alloc(small, want(2))
+		require.NoError(t, err)
+		block, _ := w.Geometry.BlockOf(uint64(first.Addr.Off()))
+		require.NoError(t, before.Alloc.Close())
+		atStamp, stamp, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+		once := sync.OnceFunc(func() { close(atStamp); <-stamp })
+		claimer.BeforeDo = func(_ int, r *rdma.Round) {
+			if r.Len() == 1 && len(r.At(0).Verbs) > 2 && r.At(0).Verbs[0].Op == rdma.CompareSwap { // R of many slabs
+				once()
+			}
+		}
+		go func() {
+			_, err := claimer.Alloc.Alloc(small, want(2))
+			done <- err
+		}()
+		<-atStamp
+		stamped, back := false, false
+		scrub.BeforeDo = func(_ int, r *rdma.Round) {
+			switch is, sets := onMap(w, r, block); {
+			case is && !sets && !stamped:
+				stamped = true
+				close(stamp)
+				require.NoError(t, <-done)
+				claimer.BeforeDo = nil
+			case is && sets && !back:
+				back = true
+				require.NoError(t, claimer.Alloc.Close())
+			}
+		}
+		leaked(t, scrub, block)
+		scrub.BeforeDo = nil
+		require.True(t, back)
+		require.Zero(t, leaked(t, scrub, block))
+		mended, err := scrub.Lane.RepairMap(mustRegion(t, scrub), block)
+		require.NoError(t, err)
+		require.Zero(t, mended)
+	})
+}
