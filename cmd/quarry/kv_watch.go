@@ -120,7 +120,8 @@ func (o *kvWatchOut) event(e kv.Event) error {
 	return o.write(kvEvent{Event: "put", kvEntry: entry, Version: e.Version}, text)
 }
 
-// write writes an event as JSON and as text. It is printed first: what the log has was printed.
+// write writes an event as JSON and as text. It is printed first: what the log has was printed, and the last event may be printed twice. In the other
+// order it might never be. The log has each change in both orders, since the next watch begins with what it has.
 func (o *kvWatchOut) write(e kvEvent, text string) error {
 	line, err := json.Marshal(e)
 	if err != nil {
