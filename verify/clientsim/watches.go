@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/quarrystore/quarry/btree"
@@ -26,7 +27,9 @@ type watcher struct {
 	ended  chan struct{} // closed when its goroutine has ended
 	turns  chan func()   // what others have it do between two events
 
-	// Of the goroutine.
+	// Of the goroutine; of those of feeds, guarded by mu.
+	mu    sync.Mutex
+	owner *feedOf // that delivered last
 	state map[string]seenKey
 	told  map[string][]uint64 // values by key, of all events
 	at    uint64              // position of the last event of a feed
@@ -44,6 +47,10 @@ func (r *run) startWatches(ctx context.Context) {
 		x := &watcher{r: r, w: w, prefix: []string{"", "key", "long/"}[(i+r.intn(2))%3], ended: make(chan struct{}), turns: make(chan func()),
 			state: map[string]seenKey{}, told: map[string][]uint64{}}
 		r.watchers = append(r.watchers, x)
+		if r.opt.Feed {
+			x.startFeeds(ctx, i)
+			continue
+		}
 		go func() {
 			defer close(x.ended)
 			for ctx.Err() == nil && !r.failed() {
@@ -51,11 +58,7 @@ func (r *run) startWatches(ctx context.Context) {
 				if !ok || l.tree == nil { // the schedule ended before the tree was opened
 					return
 				}
-				if r.opt.Feed {
-					x.follow(ctx, l)
-				} else {
-					x.watch(ctx, l)
-				}
+				x.watch(ctx, l)
 				_ = r.pause(ctx, r.between(time.Millisecond, 100*time.Millisecond))
 			}
 		}()
