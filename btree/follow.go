@@ -56,7 +56,8 @@ const knownBytes = 56
 // store tell which leaves have changed. Of these it tells the difference. So it tells each change of a key or a later one of
 // the same key, and the versions of one key rise.
 //
-// Leaves alone are watched, no inner nodes: a new leaf comes of a commit of the leaf that had its keys.
+// Leaves alone are watched, and of the inner nodes the root: a new leaf comes of a commit of the leaf that had its keys, and who drops a tree frees
+// its root first, and may die before it frees the leaves.
 //
 // Invariant: the segments of a layer divide the followed part of its keys, and known of a segment is what was told of it. A
 // segment is in dirty, or its leaf had, at the version expected, exactly these keys, and has them as long as it has that
@@ -68,6 +69,7 @@ type Follower struct {
 	store   Watching
 	options FollowOptions
 	top     *followed
+	root    *segment // without keys, of the root's object: whether that was freed
 	looked  map[Ref]*looked
 	dirty   []*segment
 	told    []told // to return; those before at were returned
@@ -124,6 +126,8 @@ func Follow(s *Shared, store Watching, o FollowOptions) *Follower {
 	f := &Follower{p: NewProgram(s, store), store: store, options: o, looked: map[Ref]*looked{}}
 	f.p.versions = store
 	f.top = f.layer(s.root, nil, o.Range)
+	f.root = &segment{of: f.top}
+	f.mark(f.root)
 	if o.Known != nil && !o.Quiet {
 		for key, version := range o.Known {
 			if r := o.Range; bytes.Compare(key, r.From) >= 0 && (r.To == nil || bytes.Compare(key, r.To) < 0) {
@@ -189,7 +193,9 @@ func (f *Follower) mark(s *segment) {
 func (f *Follower) Changed(ref Ref) {
 	if l := f.looked[ref]; l != nil {
 		for _, s := range l.by {
-			f.mark(s)
+			if s != f.root || len(l.by) == 1 { // else it is a leaf, and looked at for its keys
+				f.mark(s)
+			}
 		}
 	}
 }
@@ -230,11 +236,30 @@ func (f *Follower) Next() (c Change, ok bool, err error) {
 		if s.dirty = false; s.gone {
 			continue
 		}
-		if err := f.renew(s); err != nil {
+		look := f.renew
+		if s == f.root {
+			look = f.lookAtRoot
+		}
+		if err := look(s); err != nil {
 			f.mark(s)
 			return c, false, err
 		}
 	}
+}
+
+// lookAtRoot ends the Follower if the root was freed.
+func (f *Follower) lookAtRoot(s *segment) error {
+	f.p.begin()
+	defer f.p.end()
+	pg, err := f.p.read(f.top.root)
+	switch {
+	case freed(err):
+		f.ended = ErrNoTree
+		return nil
+	case err != nil:
+		return err
+	}
+	return f.expect(s, pg)
 }
 
 // renew looks at the leaf that has the first keys of a segment now, and tells what is different in it.
@@ -461,7 +486,9 @@ func (f *Follower) expect(s *segment, pg *page) error {
 	if l.version != pg.version {
 		l.version = pg.version
 		for _, other := range l.by {
-			f.mark(other)
+			if other != f.root { // which knows no keys
+				f.mark(other)
+			}
 		}
 	}
 	if !slices.Contains(l.by, s) {
@@ -476,9 +503,12 @@ func (f *Follower) leave(s *segment) {
 	for _, ref := range s.expected {
 		l := f.looked[ref]
 		l.by = slices.DeleteFunc(l.by, func(other *segment) bool { return other == s })
-		if len(l.by) == 0 {
+		switch {
+		case len(l.by) == 0:
 			delete(f.looked, ref)
 			f.store.Forget(ref)
+		case len(l.by) == 1 && l.by[0] == f.root:
+			f.mark(f.root) // it was a leaf
 		}
 	}
 	s.expected = nil

@@ -185,6 +185,28 @@ func TestPrefixRange(t *testing.T) {
 	}
 }
 
+// A tree is dropped by a client that dies when it has freed the root: its leaves stand as they were. The tree has grown since the Follower began.
+func TestFollowerOfATreeThatIsHalfDropped(t *testing.T) {
+	m := newMemory()
+	st := &watching{memStore: m.store(t), expected: map[Ref]uint64{}}
+	sh, err := Make(st, Config{NodeBytes: minNodeBytes})
+	require.NoError(t, err)
+	p := NewProgram(sh, st)
+	f, got := Follow(sh, st, FollowOptions{}), newReceiver()
+	for _, keys := range []int{1, 2, 100, 200} {
+		for i := range keys {
+			_, err := p.Put(key4(i), make([]byte, 100), Cond{})
+			require.NoError(t, err)
+		}
+		require.NoError(t, got.follow(f, st, func() bool { return true }))
+		require.Len(t, got.value, keys)
+		require.Contains(t, st.expected, sh.Root())
+	}
+	require.NoError(t, st.Free(sh.Root()))
+	require.Equal(t, []Ref{sh.Root()}, st.changed())
+	require.ErrorIs(t, got.follow(f, st, func() bool { return true }), ErrNoTree)
+}
+
 // A Follower that would have to know too much ends, one of a dropped tree ends behind what it has to tell, a quiet one tells
 // later changes alone, and one that tells keys only reads no values.
 func TestFollowersEnd(t *testing.T) {

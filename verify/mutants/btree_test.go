@@ -90,6 +90,11 @@ var btreeMutants = []mutant{
 		runs:  []run{tests("btree/kv", "^TestClaimEndsWithItsContext$")},
 	},
 	{
+		name: "root unwatched", what: "goes on to follow a tree of which only the root was freed",
+		edits: []edit{{"btree.Follow", `f.mark(f.root)`, ``}},
+		runs:  []run{tests("btree", "^TestFollowerOfATreeThatIsHalfDropped$")},
+	},
+	{
 		name: "known keys unbounded", what: "takes more keys of a receiver into memory than it may know",
 		edits: []edit{{"btree.Follow", `if f.tooMany(); f.ended != nil {`, `if f.ended != nil {`}},
 		runs:  []run{tests("btree", "^TestFollowersEnd$")},
