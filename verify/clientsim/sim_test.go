@@ -42,9 +42,13 @@ func env(name string, or int) int {
 // oneProcessor makes a schedule depend on its seed as far as it can: one goroutine runs
 // at a time.
 func oneProcessor(t *testing.T) {
-	procs, percent := runtime.GOMAXPROCS(1), debug.SetGCPercent(400)
-	t.Cleanup(func() { runtime.GOMAXPROCS(procs); debug.SetGCPercent(percent) })
+	// Much of a schedule waits for finalizers when it is over, and counts as live in the next collection: without a limit the heap doubles with each one.
+	procs, percent, limit := runtime.GOMAXPROCS(1), debug.SetGCPercent(400), debug.SetMemoryLimit(memoryLimit)
+	t.Cleanup(func() { runtime.GOMAXPROCS(procs); debug.SetGCPercent(percent); debug.SetMemoryLimit(limit) })
 }
+
+// memoryLimit is several times what a schedule takes.
+const memoryLimit = 1 << 30
 
 // playEach plays n schedules, unless SIM_N says another number, of the seeds from SIM_SEED on, with one theme after the other. change changes the
 // options that were drawn. It ends with the first schedule that broke a promise.
