@@ -105,6 +105,14 @@ func (t *Tree) follow(ctx context.Context, o FeedOptions) (*Feed, error) {
 	if r := o.Range; r.To != nil && bytes.Compare(r.From, r.To) >= 0 {
 		return nil, fmt.Errorf("%w: range from %q to %q: no key is in it", client.ErrArgument, r.From, r.To)
 	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	w, err := t.c.NewWatcher()
+	if err != nil { // a client that cannot watch changes nothing
+		return nil, err
+	}
+	w.Close()
 	state, err := OpenOrCreate(ctx, t.c, o.State, btree.Config{})
 	if err != nil {
 		return nil, err

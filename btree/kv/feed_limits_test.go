@@ -49,6 +49,16 @@ func TestFeedRefusesBadInput(t *testing.T) {
 	require.NoError(t, x.feed.Close())
 	_, err = x.feed.Next(t.Context())
 	require.ErrorIs(t, err, client.ErrClosed)
+
+	before, err = x.c.Names().Lookup(t.Context(), "state")
+	require.NoError(t, err)
+	reads, err := kv.Open(t.Context(), cluster.Connect(client.Config{Transport: client.TransportTCP, ReadOnly: true}), "table", btree.Config{})
+	require.NoError(t, err)
+	_, err = reads.Follow(t.Context(), kv.FeedOptions{State: "state"})
+	require.ErrorIs(t, err, client.ErrReadOnly)
+	now, err = x.c.Names().Lookup(t.Context(), "state")
+	require.NoError(t, err)
+	require.Equal(t, before, now)
 }
 
 // A feed whose state is dropped says so. A version of the tree that had the name before is not applied.
