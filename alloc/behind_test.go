@@ -108,3 +108,35 @@ func TestBitsAreNotSetForWhatWasGivenBack(t *testing.T) {
 		require.Zero(t, mended)
 	})
 }
+
+// TestBitsOfAClaimWithoutAnAnswer: hazard 171. The CAS that claims bits is executed and has no answer, and another client's clearing, repeated without an
+// answer, takes one of the bits away. The claimer takes the others, and loses none of them.
+func TestBitsOfAClaimWithoutAnAnswer(t *testing.T) {
+	w := slabtest.New(t, 2)
+	before, claimer := w.Lane(1), w.Lane(2)
+	first, err := before.Alloc.Alloc(make([]byte, 20_000), want(2))
+	require.NoError(t, err)
+	block, _ := w.Geometry.BlockOf(uint64(first.Addr.Off()))
+	require.NoError(t, before.Alloc.Close())
+	lost := false
+	claimer.AfterDo = func(_ int, r *rdma.Round) {
+		ch := r.At(0)
+		if lost || r.Len() != 1 || len(ch.Verbs) != 2 || ch.Verbs[0].Op != rdma.CompareSwap || ch.Verbs[0].Off != w.Geometry.MapOff(block) {
+			return
+		}
+		lost = true
+		mem := w.Nodes[0].Memory.Bytes()
+		set := ch.Verbs[0].New &^ ch.Verbs[0].Expect
+		require.NotZero(t, set&(set-1), "several bits")
+		proto.PutWord(mem, int(ch.Verbs[0].Off), ch.Verbs[0].New&^(set&-set))
+		ch.Err, ch.Done = rdma.ErrBroken, 0
+	}
+	ref, err := claimer.Alloc.Alloc(make([]byte, 20_000), want(2))
+	require.NoError(t, err)
+	require.True(t, lost)
+	require.NoError(t, claimer.Alloc.Close())
+	claimer.AfterDo = nil
+	require.Zero(t, leaked(t, claimer, block))
+	_, _, err = claimer.Lane.Read(ref, nil)
+	require.NoError(t, err)
+}

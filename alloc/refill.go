@@ -214,13 +214,13 @@ func (a *Allocator) claim(k magKey, m *magazine) error {
 		if err != nil {
 			return err
 		}
-		if !got {
+		if got == 0 {
 			if c.reg == nil {
 				return errFull // the block is no longer what it was
 			}
 			continue // c.words[i] is fresh now
 		}
-		claims, err := a.stamp(c, i, take)
+		claims, err := a.stamp(c, i, got)
 		if err != nil {
 			return err
 		}
@@ -246,9 +246,10 @@ func lowest(w uint64, n int) uint64 {
 }
 
 // claimBits is round 1 of a refill: CAS of map word i to set the bits of take, and READ of the
-// block's header. false: the word had changed, and c.words has it as it is now; or the block's
+// block's header. got are the bits that this lane may have set: all of take, or those that are left of it where there was no answer. None: the word had
+// changed, and c.words has it as it is now; or the block's
 // header has changed, and c is empty.
-func (a *Allocator) claimBits(c *cursor, i int, take uint64) (bool, error) {
+func (a *Allocator) claimBits(c *cursor, i int, take uint64) (got uint64, _ error) {
 	reg := c.reg
 	off := reg.Geometry.MapOff(c.block) + 8*uint64(i)
 	hdr := a.wordRead[:8]
@@ -264,14 +265,14 @@ func (a *Allocator) claimBits(c *cursor, i int, take uint64) (bool, error) {
 		// known, because R decides which session has the slab: READ the word again and go on.
 		if err := a.lane.Settle(reg); err != nil {
 			a.mayBeSet(c, i, take)
-			return false, err
+			return 0, err
 		}
 		if over, err := a.epochOver(reg); over || err != nil {
 			if err != nil {
 				a.mayBeSet(c, i, take)
 			}
 			*c = cursor{}
-			return false, err
+			return 0, err
 		}
 		err := a.retry(reg, func() bool {
 			r.Reset()
@@ -285,17 +286,17 @@ func (a *Allocator) claimBits(c *cursor, i int, take uint64) (bool, error) {
 			if err != errFull {
 				a.mayBeSet(c, i, take)
 			}
-			return false, err
+			return 0, err
 		}
 		c.words[i] = proto.Word(a.wordRead, 8)
-		if c.words[i]&take != take {
-			return false, nil
+		if take &= c.words[i]; take == 0 {
+			return 0, nil
 		}
 	} else {
 		old := ch.Verbs[0].Old
 		if old != was {
 			c.words[i] = old
-			return false, nil
+			return 0, nil
 		}
 		c.words[i] = now
 	}
@@ -307,14 +308,26 @@ func (a *Allocator) claimBits(c *cursor, i int, take uint64) (bool, error) {
 			s.set(block, h)
 		}
 		*c = cursor{}
-		err := a.clearBits(reg, block, i, take)
-		if err != nil && !errors.Is(err, slab.ErrNoRegion) {
-			// They are not of slabs that this lane knows, so it cannot clear them later. The scrub does.
-			a.lane.EndSession(fmt.Errorf("bits in the map of block %d of region %d could not be cleared: %w", block, reg.ID, err))
-		}
-		return false, err
+		return 0, a.unclaim(reg, block, i, take, h)
 	}
-	return true, nil
+	return take, nil
+}
+
+// unclaim clears bits that were claimed in a block which has another header by now, h. Without an answer some may be those of a session that has claimed
+// slabs under that header. If the bits cannot be cleared the session ends: it does not know their slabs, and cannot clear them later; the scrub does.
+func (a *Allocator) unclaim(reg *slab.Region, block uint32, i int, take uint64, h proto.Header) error {
+	err := a.clearBits(reg, block, i, take)
+	if err == nil && h.Valid() && h.State().Open() {
+		var now []clearing
+		for w := take & h.Class().MapMask(i); w != 0; w &= w - 1 {
+			now = append(now, clearing{reg, reg.Geometry.Slab(block, 64*i+bits.TrailingZeros64(w), h), h.Generation()})
+		}
+		err = a.agree(reg, now, false)
+	}
+	if err != nil && !errors.Is(err, slab.ErrNoRegion) {
+		a.lane.EndSession(fmt.Errorf("bits in the map of block %d of region %d could not be cleared: %w", block, reg.ID, err))
+	}
+	return err
 }
 
 // mayBeSet records bits of a claim that the call gave up before it knew whether they were set.

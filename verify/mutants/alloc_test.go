@@ -22,6 +22,11 @@ var allocMutants = []mutant{
 		runs:  []run{tests("alloc", "^TestBitsAreNotSetForWhatWasGivenBack$")},
 	},
 	{
+		name: "rest of a claim forgotten", what: "forgets the bits of a claim without an answer if one of them was cleared by others",
+		edits: []edit{{"alloc.(*Allocator).claimBits", `if take &= c.words[i]; take == 0 {`, `if c.words[i]&take != take {`}},
+		runs:  []run{tests("alloc", "^TestBitsOfAClaimWithoutAnAnswer$")},
+	},
+	{
 		name: "claim does not look at the block header", what: "claims slabs of a block that has another header by now",
 		edits: []edit{{"alloc.(*Allocator).claimBits", `if h != c.header {`, `if false {`}},
 		runs:  []run{schedules(quiet, 5000)},
