@@ -55,9 +55,9 @@ func (*nodeListCmd) Run(ctx context.Context, a *app) error {
 	}
 	list := nodeLines(v)
 	return a.print(list, func(w io.Writer) {
-		fmt.Fprintln(w, "NODE\tNAME\tSTATE\tPULSE\tFAILURE DOMAIN\tREPLICAS\tPRIMARIES\tUSED\tRESERVED\tCAPACITY\tFABRIC TLS\tNUMA\tSURVIVES")
+		fmt.Fprintln(w, "NODE\tNAME\tSTATE\tPULSE\tFAILURE DOMAIN\tREPLICAS\tPRIMARIES\tUSED\tRESERVED\tCAPACITY\tATOMICS\tFABRIC TLS\tNUMA\tSURVIVES")
 		for _, n := range list {
-			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Name, n.State, v.pulseText(n.nodeView), n.Domain, n.Replicas, n.Primaries, bytesText(n.Used), bytesText(n.Hosted), bytesText(n.Capacity), cmp.Or(n.FabricTLS, "off"), n.NUMA, cmp.Or(n.Persistence, "-"))
+			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Name, n.State, v.pulseText(n.nodeView), n.Domain, n.Replicas, n.Primaries, bytesText(n.Used), bytesText(n.Hosted), bytesText(n.Capacity), n.Atomicity, cmp.Or(n.FabricTLS, "off"), n.NUMA, cmp.Or(n.Persistence, "-"))
 		}
 	})
 }

@@ -30,6 +30,9 @@ type nodeView struct {
 	Agent     string   `json:"agent_url"`
 	Endpoints []string `json:"endpoints"`
 	FabricTLS string   `json:"fabric_tls"` // encryption of its tcp fabric: off, on, required
+	// Atomicity is the atomicity domain of its regions: "cpu" where its processors execute the atomics of all clients, "adapter" where
+	// its adapter does.
+	Atomicity string `json:"atomicity_domain"`
 	// Persistence is what a loss of power leaves of its regions, how they are flushed, and how clients have that
 	// done: volatile, "file, msync, processor", "devdax (memory_controller), clwb, agent", and so on; empty if the node does not say.
 	Persistence string `json:"persistence"`
@@ -188,7 +191,7 @@ func viewOf(s *quarrypb.StatusResponse) statusView {
 		names[n.Id] = n.Name
 		nv := nodeView{ID: n.Id, Name: n.Name, Domain: n.FailureDomain, State: quarrypb.Word(n.State), Capacity: n.CapacityBytes, Hosted: n.HostedBytes, Used: n.UsedBytes, Trouble: n.Trouble, Agent: n.AgentUrl, Endpoints: []string{}, Connected: map[string]uint32{}}
 		nv.Persistence, nv.FlushMethod, nv.DDIO, nv.NUMA = n.Persistence.Text(), n.Persistence.GetMethod(), n.Persistence.GetDdio(), numaOf(n.Numa)
-		nv.MissingRegions = n.MissingRegions
+		nv.MissingRegions, nv.Atomicity = n.MissingRegions, proto.Domain(n.Domain).String()
 		for _, c := range n.Connected {
 			nv.Connected[quarrypb.Word(c.Provider)] = c.Lanes
 		}
@@ -327,9 +330,9 @@ func (v *statusView) text(w io.Writer) {
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\n", c.Name, c.URL, role)
 	}
-	fmt.Fprintln(w, "\nNODE\tNAME\tSTATE\tPULSE\tFAILURE DOMAIN\tUSED\tRESERVED\tCAPACITY\tCONNECTIONS\tFABRIC TLS\tENDPOINTS")
+	fmt.Fprintln(w, "\nNODE\tNAME\tSTATE\tPULSE\tFAILURE DOMAIN\tUSED\tRESERVED\tCAPACITY\tCONNECTIONS\tATOMICS\tFABRIC TLS\tENDPOINTS")
 	for _, n := range v.Nodes {
-		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Name, n.State, v.pulseText(n), n.Domain, bytesText(n.Used), bytesText(n.Hosted), bytesText(n.Capacity), providersInUse(n.Connected), cmp.Or(n.FabricTLS, "off"), strings.Join(n.Endpoints, " "))
+		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Name, n.State, v.pulseText(n), n.Domain, bytesText(n.Used), bytesText(n.Hosted), bytesText(n.Capacity), providersInUse(n.Connected), n.Atomicity, cmp.Or(n.FabricTLS, "off"), strings.Join(n.Endpoints, " "))
 	}
 	for _, n := range v.Nodes {
 		if n.Trouble != "" {

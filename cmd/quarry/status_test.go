@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
@@ -14,7 +15,7 @@ import (
 func TestStatusShowsWork(t *testing.T) {
 	s := &quarrypb.StatusResponse{
 		Table: &quarrypb.Table{
-			Nodes: []*quarrypb.Node{{Id: 1, Name: "n1"}, {Id: 2, Name: "n2"}},
+			Nodes: []*quarrypb.Node{{Id: 1, Name: "n1", Domain: uint32(proto.DomainCPU)}, {Id: 2, Name: "n2", Domain: uint32(proto.DomainAdapter)}},
 			Regions: []*quarrypb.Region{{Id: 7, State: quarrypb.RegionState_REGION_STATE_OPEN, SizeBytes: 2 << 30, Replicas: []*quarrypb.Replica{
 				{Node: 1, State: quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC}, {Node: 2, State: quarrypb.ReplicaState_REPLICA_STATE_REBUILDING}}}},
 		},
@@ -25,6 +26,7 @@ func TestStatusShowsWork(t *testing.T) {
 		},
 	}
 	v := viewOf(s)
+	require.Equal(t, []string{"cpu", "adapter"}, []string{v.Nodes[0].Atomicity, v.Nodes[1].Atomicity})
 	require.NotEmpty(t, v.missing())
 	done, total := v.passed()
 	require.Equal(t, []int{256, 1024}, []int{done, total}, "nobody waits for a scrub or a reclaim")
@@ -34,6 +36,7 @@ func TestStatusShowsWork(t *testing.T) {
 	require.Nil(t, v.Progress[1].Left)
 	var b strings.Builder
 	v.text(&b)
+	require.Regexp(t, `\tCONNECTIONS\tATOMICS\t[^\n]*\n1\tn1\t[^\n]*\tnone\tcpu\toff\t\n2\tn2\t[^\n]*\tnone\tadapter\toff\t\n`, b.String())
 	require.Contains(t, b.String(), "copy\t7\tn1\t600 of 2048\t300.0 MiB\t256.0 MiB of 1.0 GiB\t[#####...............] 25 %\t256.0 MiB/s\t3s\n")
 	require.Contains(t, b.String(), "reclaim\t7\tn1\t128 of 300\t")
 	require.Contains(t, b.String(), "scrub\t7\tn1\t0 of 2048\t")
