@@ -305,6 +305,21 @@ func (a *access) Close(ctx context.Context) error {
 	return err
 }
 
+// Counters are those of every provider. Of clients over verbs they have the chains that the node's processors execute, and what
+// the adapter executes they cannot have.
+func (a *access) Counters() host.Counters {
+	c := a.Access.Counters()
+	if a.verbs == nil {
+		return c
+	}
+	acted := a.verbs.Acted()
+	c.Usage.Add(acted.Usage)
+	for cause, n := range acted.Refused {
+		c.Refused[cause] += n
+	}
+	return c
+}
+
 // Sessions lists the sessions that have lanes here, with their providers, by serial.
 func (a *access) Sessions() []host.SessionStatus {
 	all := a.Access.Sessions()
@@ -315,6 +330,7 @@ func (a *access) Sessions() []host.SessionStatus {
 		i, known := slices.BinarySearchFunc(all, v.Serial, func(s host.SessionStatus, serial uint64) int { return cmp.Compare(s.Serial, serial) })
 		if known {
 			all[i].Providers["verbs"] += v.Providers["verbs"]
+			all[i].Usage.Add(v.Usage)
 		} else {
 			all = slices.Insert(all, i, v)
 		}

@@ -293,8 +293,8 @@ func (a *Access) remove(l *Lane) {
 	}
 	a.mu.Lock()
 	s, u := l.session, l.usage()
-	s.past.add(u)
-	a.past.add(u)
+	s.past.Add(u)
+	a.past.Add(u)
 	delete(s.lanes, l.number)
 	a.lanes--
 	if len(s.lanes) == 0 && a.sessions[s.ticket.Serial] == s && s.past.Offences == 0 {

@@ -20,8 +20,8 @@ type Usage struct {
 	Offences      uint64 // refusals that a correct client does not cause
 }
 
-// add adds the usage of another lane.
-func (u *Usage) add(v Usage) {
+// Add adds the usage of others.
+func (u *Usage) Add(v Usage) {
 	u.Chains += v.Chains
 	u.Verbs += v.Verbs
 	u.ReadBytes += v.ReadBytes
@@ -81,7 +81,7 @@ func (a *Access) Sessions() []SessionStatus {
 		}
 		for _, l := range s.lanes {
 			st.Providers[l.provider]++
-			st.Usage.add(l.usage())
+			st.Usage.Add(l.usage())
 			if l.process != nil && !slices.Contains(st.Pids, l.process.Pid) {
 				st.Pids = append(st.Pids, l.process.Pid)
 			}
@@ -167,7 +167,7 @@ func (a *Access) Counters() Counters {
 	c.Usage = a.past
 	for _, s := range a.sessions {
 		for _, l := range s.lanes {
-			c.Usage.add(l.usage())
+			c.Usage.Add(l.usage())
 		}
 	}
 	return c

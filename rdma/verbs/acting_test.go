@@ -67,6 +67,10 @@ func TestLongVerbsBesideMessages(t *testing.T) {
 		require.EqualValues(t, 2, d.Stats().Acted-before.Acted)
 		require.EqualValues(t, 3, d.Stats().Parts-before.Parts)
 	}
+	// The node counts what its processors have executed, and not what its adapter has.
+	u := n.Acted().Usage
+	require.Equal(t, []uint64{40, 40, 0}, []uint64{u.Chains, u.Verbs, u.Refusals})
+	require.Equal(t, u, n.Sessions()[0].Usage)
 	// READs and WRITEs alone need no message.
 	before := d.Stats().Acted
 	require.NoError(t, chain(to, guard, func(ch *rdma.Chain) {

@@ -42,6 +42,14 @@ func (s *Server) NewLoop() (*Loop, error) {
 // Close gives the dialer's device back.
 func (l *Loop) Close() error { return l.dialer.Close() }
 
+// Acted counts the chains that the node's processors have executed for clients' messages.
+func (s *Server) Acted() host.Counters {
+	if s.acts == nil {
+		return host.Counters{}
+	}
+	return s.acts.Counters()
+}
+
 // endLoop returns when nothing of a loop lane runs any more: its requester's end is
 // destroyed by then, and the responder's is drained here.
 func (s *Server) endLoop(number uint32) {
@@ -57,8 +65,14 @@ func (s *Server) endLoop(number uint32) {
 }
 
 // Sessions is a snapshot of the sessions that have lanes here, by serial, without the
-// node's own.
+// node's own. Usage is of the chains that the node's processors have executed.
 func (s *Server) Sessions() []host.SessionStatus {
+	acted := make(map[uint64]host.Usage)
+	if s.acts != nil {
+		for _, ses := range s.acts.Sessions() {
+			acted[ses.Serial] = ses.Usage
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := make([]host.SessionStatus, 0, len(s.sessions))
@@ -66,7 +80,7 @@ func (s *Server) Sessions() []host.SessionStatus {
 		if serial != host.LoopSerial {
 			t := &ses.ticket
 			out = append(out, host.SessionStatus{Session: t.Session, Serial: serial, Tenant: t.Tenant, Rights: t.Rights,
-				Providers: map[string]int{"verbs": len(ses.lanes)}, Since: ses.since})
+				Providers: map[string]int{"verbs": len(ses.lanes)}, Since: ses.since, Usage: acted[serial]})
 		}
 	}
 	slices.SortFunc(out, func(a, b host.SessionStatus) int {

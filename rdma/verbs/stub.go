@@ -50,6 +50,7 @@ func (*Server) CloseRegion(context.Context, uint32, uint64) error              {
 func (*Server) Fence(context.Context, ...uint64) error                         { return ErrNotBuilt }
 func (*Server) EndBelow(context.Context, uint64, []uint64) error               { return ErrNotBuilt }
 func (*Server) Sessions() []host.SessionStatus                                 { return nil }
+func (*Server) Acted() host.Counters                                           { return host.Counters{} }
 func (*Server) NewLoop() (*Loop, error)                                        { return nil, ErrNotBuilt }
 func (*Server) Registration() (times uint64, took time.Duration)               { return 0, 0 }
 func (*Server) Expelled() uint64                                               { return 0 }

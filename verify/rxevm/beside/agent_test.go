@@ -5,13 +5,18 @@ package beside
 import (
 	"context"
 	"encoding/binary"
+	"net/http"
 	"sync"
 	"testing"
 
+	rpc "connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/internal/local"
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
 // Nodes whose processors execute the atomics: clients over verbs, tcp and shm change one object, and none of their changes is lost.
@@ -35,11 +40,25 @@ func TestClusterWithAgentAtomics(t *testing.T) {
 	for _, transport := range []string{client.TransportVerbs, client.TransportTCP, client.TransportSHM} {
 		clients[transport] = connect(t, c, transport, nil)
 	}
+	admin := quarrypbconnect.NewControllerClient(http.DefaultClient, c.URL)
+	executed := func() (verbs uint64) {
+		status, err := admin.Status(t.Context(), rpc.NewRequest(&quarrypb.StatusRequest{}))
+		require.NoError(t, err)
+		for _, n := range status.Msg.Table.Nodes {
+			require.EqualValues(t, proto.DomainCPU, n.Domain)
+			seen, err := admin.InspectNode(t.Context(), rpc.NewRequest(&quarrypb.InspectNodeRequest{Node: n.Id}))
+			require.NoError(t, err)
+			verbs += seen.Msg.Verbs
+		}
+		return verbs
+	}
+	before := executed()
 	var ref client.Ref
 	persist(t, func(ctx context.Context) (err error) {
 		ref, err = clients[client.TransportVerbs].Alloc(ctx, make([]byte, 8), client.AllocOptions{Replicas: 2})
 		return err
 	})
+	require.Greater(t, executed(), before, "nodes count the chains that they execute for clients over verbs")
 	const each = 30
 	var all sync.WaitGroup
 	sums := make([]adding, len(clients))
