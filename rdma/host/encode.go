@@ -3,6 +3,7 @@ package host
 import (
 	"encoding/binary"
 	"errors"
+	"math"
 
 	"github.com/quarrystore/quarry/rdma"
 )
@@ -92,6 +93,23 @@ func DecodeVerbs(verbs []rdma.Verb, b []byte, payload uint32) (out []rdma.Verb, 
 		return verbs, 0, ErrForm
 	}
 	return verbs, int(reads + words), nil
+}
+
+// Work is how many bytes the processors hash and make durable for verbs, which may be malformed.
+func Work(b []byte) (bytes uint64) {
+	for ; len(b) >= VerbBytes; b = b[VerbBytes:] {
+		var n uint64
+		switch op := rdma.Op(b[0]); {
+		case op == rdma.Verify:
+			n = uint64(binary.LittleEndian.Uint32(b[4:]))
+		case op == rdma.Flush && b[1]&verbPersistent != 0:
+			n = binary.LittleEndian.Uint64(b[16:])
+		}
+		if bytes += n; bytes < n { // beyond all numbers
+			return math.MaxUint64
+		}
+	}
+	return bytes
 }
 
 // PutResult writes what READ has not written itself, and returns where the next

@@ -109,7 +109,7 @@ func (r *Runner) Run(slot int32, key uint64, verbs []rdma.Verb) (done int, err e
 	done, err = r.execute(w, verbs)
 	r.leave()
 	if err != nil {
-		return done, r.refuse(err, err != rdma.ErrNotPersistent)
+		return done, r.refuse(err, err != rdma.ErrNotPersistent && err != rdma.ErrKey)
 	}
 	runtime.KeepAlive(r)
 	return done, nil
@@ -118,7 +118,7 @@ func (r *Runner) Run(slot int32, key uint64, verbs []rdma.Verb) (done int, err e
 // execute runs verbs on the memory of a window until one fails, and counts them.
 // Preconditions: the runner is busy, so the memory stays mapped.
 func (r *Runner) execute(w *window, verbs []rdma.Verb) (done int, err error) {
-	var read, written, verified uint64
+	var read, written, verified, persisted uint64
 	seen := 1 // verbs whose memory has been asked for, the first by its own copy
 	for done = range verbs {
 		v := &verbs[done]
@@ -161,9 +161,7 @@ func (r *Runner) execute(w *window, verbs []rdma.Verb) (done int, err error) {
 		case rdma.Flush:
 			r.barrier()
 			if v.Kind == rdma.Persistent {
-				if err = w.flush.Persist(w.mem, v.Off, v.Bytes); err != nil {
-					err = fmt.Errorf("%w: %w", rdma.ErrBroken, err)
-				}
+				err = r.persist(w, v.Off, v.Bytes, &persisted)
 			}
 		}
 		if err != nil {
@@ -181,6 +179,30 @@ func (r *Runner) execute(w *window, verbs []rdma.Verb) (done int, err error) {
 		put(&p.verified, p.verified+verified)
 	}
 	return done, err
+}
+
+// persistBytes is how much of a chain is made durable until it is looked whether the lane still has access: the end of that waits for no
+// more.
+const persistBytes = 64 << 20
+
+// persist makes a range durable. A chain may flush a whole region in each of its verbs, so that it goes on only while the lane has access.
+// since is how much the chain has made durable since that was looked at last.
+// Preconditions: the range is within the window, the runner is busy, so the memory stays mapped.
+func (r *Runner) persist(w *window, off, bytes uint64, since *uint64) error {
+	for bytes > 0 {
+		if *since == persistBytes {
+			if atomic.LoadUint64(&r.page.shut) != open || atomic.LoadUint64(w.key) != w.last {
+				return r.why(rdma.ErrKey)
+			}
+			*since = 0
+		}
+		n := min(bytes, persistBytes-*since)
+		if err := w.flush.Persist(w.mem, off, n); err != nil {
+			return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
+		}
+		off, bytes, *since = off+n, bytes-n, *since+n
+	}
+	return nil
 }
 
 // aheadVerbs bounds how many verbs the memory is ahead of the one that runs.

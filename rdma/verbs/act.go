@@ -102,6 +102,13 @@ func (a asked) putChain(tag uint32, slot int32, key uint64, verbs []rdma.Verb) i
 func (a asked) slot() int32 { return int32(a.region()) }
 func (a asked) key() uint64 { return a.epoch() }
 
+// slow says whether processors hash or flush so much for the message that the chains of other lanes must not wait behind it. Its form
+// has not been checked.
+func (a asked) slow() bool {
+	verbs := a.b[askedBytes:]
+	return host.Work(verbs[:min(len(verbs), rdma.MaxChainVerbs*host.VerbBytes, a.ranges()*host.VerbBytes)]) > stepBytes
+}
+
 // executor executes chains that come as messages, for one goroutine.
 type executor struct {
 	verbs  []rdma.Verb // of the present one

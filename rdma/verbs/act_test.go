@@ -146,6 +146,27 @@ func TestActForms(t *testing.T) {
 	}
 }
 
+// Chains that hash or flush much have a queue of their own, whatever the form of the message.
+func TestSlowChains(t *testing.T) {
+	verify := func(n uint64) rdma.Verb { return rdma.Verb{Op: rdma.Verify, Bytes: n} }
+	flush := func(n uint64, k rdma.FlushKind) rdma.Verb { return rdma.Verb{Op: rdma.Flush, Kind: k, Bytes: n} }
+	cas, write := rdma.Verb{Op: rdma.CompareSwap, Expect: 1 << 40, New: 1 << 40}, rdma.Verb{Op: rdma.Write, Buf: make([]byte, 8000)}
+	for i, c := range []struct {
+		verbs []rdma.Verb
+		slow  bool
+	}{
+		{make256(cas), false}, {[]rdma.Verb{write, write, cas}, false}, {[]rdma.Verb{cas, verify(stepBytes)}, false}, {[]rdma.Verb{cas, verify(stepBytes), verify(1)}, true},
+		{[]rdma.Verb{cas, flush(stepBytes, rdma.Persistent)}, false}, {[]rdma.Verb{flush(stepBytes+1, rdma.Persistent), cas}, true}, {[]rdma.Verb{flush(1<<40, rdma.Visible), cas}, false},
+		{[]rdma.Verb{flush(1<<63, rdma.Persistent), flush(1<<63, rdma.Persistent), cas}, true},
+	} {
+		require.Equal(t, c.slow, asked{message(1, c.verbs...)}.slow(), "case %d", i)
+	}
+	more := message(1, cas)
+	more[7] = 0xff
+	require.False(t, asked{more}.slow())
+	require.False(t, asked{more[:askedBytes+5]}.slow())
+}
+
 // A chain is cut so that each message and its answer fit, and what fits in no message is left to the adapter.
 func TestFitting(t *testing.T) {
 	cas := rdma.Verb{Op: rdma.CompareSwap}

@@ -207,11 +207,11 @@ func (l *lane) run(slot int32, key uint64, verbs []rdma.Verb) (done int, err err
 	return done, err
 }
 
-// serveActs executes the chains of the lanes' messages, until the server is closed.
-func (s *Server) serveActs() {
+// serveActs executes the chains of the messages of a queue's lanes, until the server is closed.
+func (s *Server) serveActs(q *turns[*lane]) {
 	x := newExecutor()
 	for {
-		l, ok := s.chains.next()
+		l, ok := q.next()
 		if !ok {
 			return
 		}

@@ -3,6 +3,7 @@
 package verbs
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -125,4 +126,64 @@ func TestHazard160_BrokenMessageIsUnknown(t *testing.T) {
 	require.NoError(t, got.Err)
 	require.Equal(t, uint64(before), got.Verbs[0].Old)
 	require.Equal(t, before+1, n.Bytes(1)[0])
+}
+
+// Chains that take long hold up those of no other lane.
+func TestHazard173_SlowChainsHoldUpNoOther(t *testing.T) {
+	n := startNodeOf(t, testCluster, Config{Windows: WindowsOff, Atomics: AtomicsAgent})
+	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+	d := newDialer(t)
+	rounds := make([]rdma.Round, actors+2)
+	var held []*lane
+	for i := range rounds {
+		c, to := open(t, d, n.addr, ticket(1, 0, rdma.ReadWrite), uint32(i+1))
+		held = append(held, n.sessions[c.as.Serial].lanes[c.number])
+		held[i].acting.mu.Lock() // its chain does not come to its end
+		ch := rounds[i].Chain(to)
+		ch.FetchAdd(0, 1)
+		ch.Verify(0, stepBytes, 1)
+		ch.Verify(0, 8, 1)
+		rdma.Post(&rounds[i])
+		require.True(t, c.acting)
+	}
+	_, to := open(t, d, n.addr, ticket(1, 0, rdma.ReadWrite), 0)
+	for i := range uint64(20) {
+		got := chain(to, guard, func(ch *rdma.Chain) { ch.FetchAdd(8, 1) })
+		require.NoError(t, got.Err)
+		require.Equal(t, i, got.Verbs[0].Old)
+	}
+	for _, l := range held {
+		l.acting.mu.Unlock()
+	}
+	for i := range rounds {
+		rdma.Await(&rounds[i])
+		require.NoError(t, rounds[i].Err())
+	}
+}
+
+// What waits behind a chain of the connection that the node executes is sent when that has been awaited, whichever chain is awaited next.
+func TestHeldChainsAreSent(t *testing.T) {
+	n := startNodeOf(t, testCluster, Config{Windows: WindowsOff, Atomics: AtomicsAgent})
+	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+	d := newDialer(t)
+	var before, behind rdma.Round
+	var conns []*conn
+	for i := range uint32(2) {
+		c, to := open(t, d, n.addr, ticket(1, 0, rdma.ReadWrite), i)
+		conns = append(conns, c)
+		before.Chain(to).FetchAdd(0, 1)
+		ch := behind.Chain(to)
+		ch.FetchAdd(0, 1)
+		ch.Fenced()
+		ch.Read(0, make([]byte, 8))
+	}
+	rdma.Post(&before)
+	rdma.Post(&behind)
+	rdma.Await(&before)
+	for _, c := range conns {
+		require.True(t, c.queue[0].sent)
+	}
+	rdma.Await(&behind)
+	require.NoError(t, errors.Join(before.Err(), behind.Err()))
+	require.Equal(t, byte(4), n.Bytes(1)[0])
 }

@@ -302,6 +302,21 @@ func (c *conn) Wait(ch *rdma.Chain, deadline int64) {
 	}
 	ch.Done = p.from
 	c.complete(&p, deadline)
+	c.sendHeld()
+}
+
+// sendHeld sends the chains that the one just awaited has held back, up to one that has to be sent in parts: whoever waits for chains of
+// several connections, one after the other, then waits for them at the same time.
+func (c *conn) sendHeld() {
+	for i := 0; i < len(c.queue) && c.dead == nil; i++ {
+		p := &c.queue[i]
+		if !p.sent && p.refused == nil {
+			c.send(p)
+		}
+		if p.refused == nil && !(p.sent && p.to == len(p.chain.Verbs)) {
+			return
+		}
+	}
 }
 
 // Step sends a chain part by part; see rdma.Stepper. What it has not sent Wait sends.

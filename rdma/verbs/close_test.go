@@ -15,7 +15,7 @@ func TestCloseWaitsUnlocked(t *testing.T) {
 	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	require.NoError(t, err)
 	defer unix.Close(wake)
-	s := &Server{device: new(device), wake: wake, regions: make(map[uint32]*region), asks: newTurns[*lane](), hashes: newTurns[*lane](), chains: newTurns[*lane]()}
+	s := &Server{device: new(device), wake: wake, regions: make(map[uint32]*region), asks: newTurns[*lane](), hashes: newTurns[*lane](), chains: newTurns[*lane](), slow: newTurns[*lane]()}
 	s.drained.Go(func() {
 		var b [8]byte
 		unix.Read(wake, b[:]) // the server waits, or will

@@ -105,7 +105,7 @@ func ledgerServer(t *testing.T) (*Server, *pmem.Ledger) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, m.Close()) })
 	return &Server{
-		asks: newTurns[*lane](), hashes: newTurns[*lane](), chains: newTurns[*lane](), lanes: make(map[uint64]*lane), log: slog.New(slog.DiscardHandler),
+		asks: newTurns[*lane](), hashes: newTurns[*lane](), chains: newTurns[*lane](), slow: newTurns[*lane](), lanes: make(map[uint64]*lane), log: slog.New(slog.DiscardHandler),
 		regions: map[uint32]*region{1: {number: 1, epoch: 5, memory: m}},
 	}, ledger
 }

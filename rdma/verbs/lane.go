@@ -208,6 +208,7 @@ func (l *lane) end(why error) (first bool) {
 	l.server.asks.remove(l)
 	l.server.hashes.remove(l)
 	l.server.chains.remove(l)
+	l.server.slow.remove(l)
 	return true
 }
 

@@ -106,6 +106,9 @@ func (l *lane) turns() *turns[*lane] {
 	case task == taskHash:
 		return l.server.hashes
 	case task == taskChain && l.server.acts != nil:
+		if (asked{l.notes.asked}).slow() {
+			return l.server.slow
+		}
 		return l.server.chains
 	}
 	return l.server.asks

@@ -38,7 +38,7 @@ const (
 	// flushers is how many goroutines flush for clients, hashers how many hash: so many processors at most are busy with that.
 	flushers = 4
 	hashers  = 1
-	actors   = 4 // execute chains
+	actors   = 4 // execute chains; one more those that take long
 	// bindTimeout bounds how long an adapter may take to bind or invalidate a window, which
 	// is a work request of microseconds behind at most one other.
 	bindTimeout = 5 * time.Second
@@ -78,6 +78,7 @@ type Server struct {
 	asks    *turns[*lane]       // lanes that have not ended and whose clients ask to have ranges flushed
 	hashes  *turns[*lane]       // the same, hashed: a durable commit waits for no hash
 	chains  *turns[*lane]       // the same, executed
+	slow    *turns[*lane]       // the same, of chains that hash or flush much: no other one waits behind them
 	left    func(serial uint64) // see OnLeft
 	served  sync.WaitGroup      // sockets
 	drained sync.WaitGroup      // drain, meet and work
@@ -146,7 +147,7 @@ func NewServer(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation ui
 	s := &Server{
 		limits: limits, log: log, device: dev, patience: joinTimeout, binding: bindTimeout, draining: drainTimeout,
 		regions: make(map[uint32]*region), domains: make(map[uint32]*domain),
-		asks: newTurns[*lane](), hashes: newTurns[*lane](), chains: newTurns[*lane](), failed: make(chan error, 1), sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), joins: make(map[[16]byte]*lane), offences: make(map[uint64]uint64),
+		asks: newTurns[*lane](), hashes: newTurns[*lane](), chains: newTurns[*lane](), slow: newTurns[*lane](), failed: make(chan error, 1), sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), joins: make(map[[16]byte]*lane), offences: make(map[uint64]uint64),
 	}
 	var seed [keyring.SeedBytes]byte
 	rand.Read(seed[:])
@@ -185,8 +186,9 @@ func NewServer(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation ui
 	}
 	if s.acts != nil {
 		for range actors {
-			s.drained.Go(s.serveActs)
+			s.drained.Go(func() { s.serveActs(s.chains) })
 		}
+		s.drained.Go(func() { s.serveActs(s.slow) })
 	}
 	s.chooseWindows()
 	if err := s.chooseFlush(); err != nil {
@@ -315,6 +317,7 @@ func (s *Server) quiet() {
 	s.asks.close()
 	s.hashes.close()
 	s.chains.close()
+	s.slow.close()
 	s.mu.Lock()
 	if s.device != nil {
 		unix.Write(s.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
