@@ -162,10 +162,15 @@ func TestAdapterFails(t *testing.T) {
 
 func TestAtomicsAreNeeded(t *testing.T) {
 	for scope, want := range map[int]string{1: "hca", 2: "global", 0: "none", 3: "none"} {
-		got, err := atomicScope("x", scope, AtomicsAuto)
+		got, err := atomicScope("x", false, scope, AtomicsAuto)
 		require.NoError(t, err)
 		require.Equal(t, want, got)
-		got, err = atomicScope("siw0", scope, AtomicsRequired)
+		got, err = atomicScope("x", true, scope, AtomicsAuto)
+		require.NoError(t, err)
+		require.Equal(t, "none", got, "a node whose adapter executes atomics tells no addresses, which iWARP needs")
+		_, err = atomicScope("x", true, scope, AtomicsRequired)
+		require.ErrorContains(t, err, "no atomics")
+		got, err = atomicScope("siw0", false, scope, AtomicsRequired)
 		if want != "none" {
 			require.NoError(t, err)
 			require.Equal(t, want, got)

@@ -171,7 +171,7 @@ func probe(d *C.struct_ibv_device, name string, c Config, near netip.Addr) (foun
 	if !caps.IWARP && d.transport_type != C.IBV_TRANSPORT_IB {
 		return nil, fmt.Errorf("%s has no reliable connected queue pairs of InfiniBand, RoCE or iWARP: use another adapter, or the tcp provider", name)
 	}
-	if caps.Atomics, err = atomicScope(name, int(a.orig_attr.atomic_cap), c.Atomics); err != nil {
+	if caps.Atomics, err = atomicScope(name, caps.IWARP, int(a.orig_attr.atomic_cap), c.Atomics); err != nil {
 		return nil, err
 	}
 	if caps.MaxReads < 1 {
@@ -213,12 +213,14 @@ func probe(d *C.struct_ibv_device, name string, c Config, near netip.Addr) (foun
 // acts says whether the processors of a node execute the atomics of its regions in place of this device.
 func (d *device) acts() bool { return d.caps.Acts(d.config.Atomics) }
 
-// atomicScope is within which bounds a device's atomics are atomic.
-func atomicScope(name string, scope int, want Atomics) (string, error) {
-	switch scope {
-	case C.IBV_ATOMIC_HCA:
+// atomicScope is within which bounds a device's atomics are atomic. Those of an iWARP adapter are not used: its node has to tell clients
+// addresses, and a node whose adapter executes atomics tells none.
+func atomicScope(name string, iwarp bool, scope int, want Atomics) (string, error) {
+	switch {
+	case iwarp:
+	case scope == C.IBV_ATOMIC_HCA:
 		return "hca", nil
-	case C.IBV_ATOMIC_GLOB:
+	case scope == C.IBV_ATOMIC_GLOB:
 		return "global", nil
 	}
 	if want == AtomicsRequired {
@@ -315,7 +317,7 @@ func Probe(c Config, mem []byte) (Caps, error) {
 	}
 	if len(mem) > 0 {
 		var mr *C.struct_ibv_mr
-		if mr, err = register(pd, mem, 0, regionAccess); err == nil {
+		if mr, err = register(pd, mem, d.base(mem), d.regionAccess()); err == nil {
 			err = problem("deregistering the probe", C.q_deregister(mr))
 		}
 	}
