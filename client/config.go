@@ -22,7 +22,7 @@ const DefaultTimeout = 10 * time.Second
 
 // Values of Config.Transport.
 const (
-	TransportAuto  = "auto"  // verbs if both sides have an adapter, else shm on the same host, else tcp
+	TransportAuto  = "auto"  // shm on the same host where the node serves it, else verbs if both sides have an adapter, else tcp
 	TransportVerbs = "verbs" // RDMA adapters
 	TransportSHM   = "shm"   // the node's memory mapped into this process; same host only
 	TransportTCP   = "tcp"

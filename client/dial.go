@@ -14,8 +14,9 @@ import (
 // errTransport: the node has no endpoint that the Config allows.
 var errTransport = errors.New("no usable transport")
 
-// preferred lists the providers in the order in which TransportAuto tries them.
-var preferred = []quarrypb.Provider{quarrypb.Provider_PROVIDER_VERBS, quarrypb.Provider_PROVIDER_SHM, quarrypb.Provider_PROVIDER_TCP}
+// preferred lists the providers in the order in which TransportAuto tries them. A node on this host that has verbs too offers shm only where
+// its processors execute the atomics: over verbs each of them would be a message to the node.
+var preferred = []quarrypb.Provider{quarrypb.Provider_PROVIDER_SHM, quarrypb.Provider_PROVIDER_VERBS, quarrypb.Provider_PROVIDER_TCP}
 
 func providerName(p quarrypb.Provider) string {
 	switch p {
@@ -44,10 +45,10 @@ func (c *Client) allowed(e *quarrypb.Endpoint) bool {
 }
 
 // logProvider logs which provider is used for a node and, if the node has RDMA and another
-// provider is used, why. failed are the errors of the providers tried before.
+// provider between hosts is used, why. failed are the errors of the providers tried before.
 func (c *Client) logProvider(n *quarrypb.Node, name, address string, failed []error) {
 	c.cfg.Logger.Info("fabric", "node", n.Name, "provider", name, "address", address)
-	if name == TransportVerbs || c.cfg.Transport != TransportAuto {
+	if name != TransportTCP || c.cfg.Transport != TransportAuto {
 		return
 	}
 	for _, e := range n.Endpoints {

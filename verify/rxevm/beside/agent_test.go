@@ -5,7 +5,9 @@ package beside
 import (
 	"context"
 	"encoding/binary"
+	"maps"
 	"net/http"
+	"slices"
 	"sync"
 	"testing"
 
@@ -80,7 +82,15 @@ func TestClusterWithAgentAtomics(t *testing.T) {
 			require.Equal(t, transport, p)
 		}
 	}
-	for _, cl := range clients {
+	near := connect(t, c, client.TransportAuto, nil)
+	persist(t, func(ctx context.Context) (err error) {
+		_, err = near.Read(ctx, ref, nil)
+		return err
+	})
+	for _, p := range near.Stats().Providers {
+		require.Equal(t, client.TransportSHM, p, "clients on the node's host take shm")
+	}
+	for _, cl := range append(slices.Collect(maps.Values(clients)), near) {
 		require.NoError(t, cl.Close())
 	}
 }
