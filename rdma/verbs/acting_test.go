@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/rdmatest"
@@ -36,7 +37,7 @@ func TestContractOverIWARP(t *testing.T) {
 		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node { return contractNode{startNode(t, c)} },
 	}
 	if strings.HasPrefix(d.Caps().Device, "siw") {
-		p.Unsuited = []string{"Sizes", "DialAgain"} // short READs across pages; libsiw makes 29 queue pairs of one dialer, and no more
+		p.Unsuited = []string{"Sizes", "DialAgain"} // short READs across pages; libsiw makes 28 queue pairs of one dialer at a time
 	}
 	rdmatest.Run(t, p)
 	require.Zero(t, Live().QueuePairs, "queue pairs are left")
@@ -186,4 +187,24 @@ func TestHeldChainsAreSent(t *testing.T) {
 	rdma.Await(&behind)
 	require.NoError(t, errors.Join(before.Err(), behind.Err()))
 	require.Equal(t, byte(4), n.Bytes(1)[0])
+}
+
+// A library that makes no more queue pairs, and gives no reason, ends no process: libsiw makes 28 on an open device.
+func TestQueuePairsRunOut(t *testing.T) {
+	n := startNode(t, testCluster)
+	d := newDialer(t)
+	if !strings.HasPrefix(d.Caps().Device, "siw") {
+		t.Skip("no siw: run verify/rxevm/test-rdma.sh iwarp")
+	}
+	for i := range uint64(100) {
+		c, err := d.Dial(t.Context(), n.addr, ticket(i+1, 0, rdma.ReadWrite), 0)
+		if err != nil {
+			require.ErrorIs(t, err, rdma.ErrBroken)
+			require.ErrorContains(t, err, "it has no more")
+			require.NotErrorIs(t, err, unix.EINVAL, "the reason of the try with inline data")
+			return
+		}
+		t.Cleanup(func() { c.Close() })
+	}
+	t.Log("this library makes more")
 }

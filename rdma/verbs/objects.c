@@ -99,15 +99,19 @@ int q_deregister(struct ibv_mr *mr)
 	return e;
 }
 
+// Why a call of the library has failed: not every one says so, and 0 is success.
+static int failed(void) { return errno ? errno : EIO; }
+
 // Completion queue with a channel whose descriptor never blocks.
 static int queue(struct ibv_context *ctx, int entries, uint32_t vector, struct ibv_comp_channel **ch, struct ibv_cq **cq)
 {
+	errno = 0;
 	if (!(*ch = ibv_create_comp_channel(ctx)))
-		return errno;
+		return failed();
 	Q_BORN(channels);
 	fcntl((*ch)->fd, F_SETFL, fcntl((*ch)->fd, F_GETFL) | O_NONBLOCK);
 	if (!(*cq = ibv_create_cq(ctx, entries, NULL, *ch, ctx->num_comp_vectors > 1 ? (int)(vector % (uint32_t)ctx->num_comp_vectors) : 0))) {
-		int e = errno;
+		int e = failed();
 		if (!ibv_destroy_comp_channel(*ch))
 			Q_DIED(channels);
 		*ch = NULL;
@@ -154,6 +158,7 @@ static struct ibv_qp *queue_pair(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t 
 	struct ibv_qp *qp = ibv_create_qp(pd, &a);
 	if (!qp && a.cap.max_inline_data) { // a device without inline data says so by failing
 		a.cap.max_inline_data = 0;
+		errno = 0; // what the first try said is not why the second one fails
 		qp = ibv_create_qp(pd, &a);
 	}
 	if (qp) {
@@ -186,7 +191,7 @@ int q_lane_open(struct ibv_context *ctx, struct ibv_pd *pd, const q_lane_want *w
 	if (want->flush && (l->qp = q_flushing(pd, l->cq, l->depth, 1, &l->inline_max, &l->flushes)))
 		Q_BORN(qps);
 	if (!l->qp && !(l->qp = queue_pair(pd, l->cq, l->depth, 1, &l->inline_max))) {
-		e = errno;
+		e = failed();
 		unqueue(l->channel, l->cq);
 		free(l);
 		return e;
