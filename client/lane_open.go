@@ -73,6 +73,9 @@ func (l *lane) Region(id uint32) (*slab.Region, error) {
 	return l.await(id)
 }
 
+// EpochOf is the epoch of a region in the newest table; see slab.Epochs.
+func (l *lane) EpochOf(id uint32) uint64 { return l.session.view.Load().table.Region(id).GetEpoch() }
+
 // await opens a region. It waits while the region is RECOVERING, parked, so that the table can
 // change meanwhile. It waits for an unavailable region only if the call has a change to settle.
 func (l *lane) await(id uint32) (*slab.Region, error) {

@@ -202,6 +202,28 @@ func TestDamageIsFound(t *testing.T) {
 	}
 }
 
+// A block whose formatter has died is what a scrub frees: it is found when the scrub for that session is over and has not.
+func TestHazard179_HalfFormatted(t *testing.T) {
+	w := newWorld(t)
+	require.NoError(t, w.port.Alloc.Close())
+	_, b, h := w.slab(t, w.refs[53])
+	word := make([]byte, 8)
+	proto.PutWord(word, 0, uint64(proto.MakeHeader(proto.BlockFormatting, h.Kind(), h.Class(), h.Generation(), 10)))
+	w.write(t, 0, w.Geometry.HeaderOff(b), word)
+	state := slab.SessionGone
+	known := fsck.Options{Session: func(uint32) fsck.SessionState { return state }}
+	for state = range slab.SessionFenced + 1 {
+		rep := w.check(t, known)
+		if state != slab.SessionGone {
+			require.Empty(t, rep.Findings, state)
+			continue
+		}
+		require.NotEmpty(t, rep.Findings)
+		require.Equal(t, fsck.KindHeader, rep.Findings[0].Kind)
+		require.Contains(t, rep.Findings[0].What, "being formatted by session 10, which does not exist")
+	}
+}
+
 func TestReservationOfNobody(t *testing.T) {
 	w := newWorld(t)
 	rep := w.check(t, fsck.Options{Session: func(uint32) fsck.SessionState { return slab.SessionGone }})

@@ -297,7 +297,8 @@ func (c *check) headers(w *work) error {
 	return nil
 }
 
-// judgeHeader judges the headers at a place in c.small; "" if they are right.
+// judgeHeader judges the headers at a place in c.small; "" if they are right. A session that is formatting a block and exists may be fenced: until the
+// scrub for it has come, that is no damage, as its reservations are none.
 func (c *check) judgeHeader(w *work, at int) (why string, node int) {
 	p := proto.Header(proto.Word(c.small[0], at))
 	for i := range w.Replicas {
@@ -307,7 +308,7 @@ func (c *check) judgeHeader(w *work, at int) (why string, node int) {
 			return fmt.Sprintf("is no header: %#016x", uint64(h)), i
 		case h.Session() != 0 && c.o.Session(h.Session()) == slab.SessionGone:
 			return fmt.Sprintf("is being formatted by session %d, which does not exist", h.Session()), i
-		case h != p && !(p.State() == proto.BlockFormatting && mayCome(c.o.Session(p.Session()))) && !reclaiming(p, h):
+		case h != p && p.State() != proto.BlockFormatting && !reclaiming(p, h): // a formatter finishes, or the scrub for its session does
 			return fmt.Sprintf("is %v, the primary has %v", h, p), i
 		}
 	}

@@ -53,6 +53,14 @@ type Port interface {
 	Buffer(n int) ([]byte, error)
 }
 
+// Epochs is implemented by ports that know of an epoch before its region can be used. Without it a program learns from Region alone that an
+// epoch is over, and so not before the next one is open.
+type Epochs interface {
+	// EpochOf is the epoch of a region in the newest table that the session has, whatever state the region is in; 0: the table has no such
+	// region. A region that is open under a later epoch than a reservation's has been reconciled since.
+	EpochOf(id uint32) uint64
+}
+
 // Poster is implemented by ports that post a round which the program does not wait for. Without
 // it a program waits for the settles of its commits.
 type Poster interface {

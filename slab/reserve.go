@@ -208,16 +208,27 @@ func (l *Lane) readWords(a *attempt) (proto.R, proto.V, error) {
 }
 
 // epochOver says whether the table has another epoch than the attempt. Then the reservation is
-// gone with its epoch. It is also true if that could not be learned, because the call's deadline
-// has passed or the session is over: then the session has been ended, and fence and scrub settle
-// what the attempt may still hold.
+// gone with its epoch: the keys are void, and a reconcile clears it before the region opens again, so that there is no need to wait for that. It is
+// also true if that could not be learned, because the call's deadline has passed or the session is over: then the session has been ended, and fence
+// and scrub settle what the attempt may still hold.
 func (l *Lane) epochOver(a *attempt) bool {
-	reg, err := l.port.Region(a.reg.ID)
-	if err != nil {
-		_ = l.abandon(a, err)
+	if l.hasLaterEpoch(a) {
 		return true
 	}
-	return reg.Epoch != a.reg.Epoch
+	reg, err := l.port.Region(a.reg.ID)
+	if err == nil {
+		return reg.Epoch != a.reg.Epoch
+	}
+	if !l.hasLaterEpoch(a) {
+		_ = l.abandon(a, err)
+	}
+	return true
+}
+
+// hasLaterEpoch says whether the table has a later epoch than the attempt, which need not be open yet.
+func (l *Lane) hasLaterEpoch(a *attempt) bool {
+	p, ok := l.port.(Epochs)
+	return ok && p.EpochOf(a.reg.ID) > a.reg.Epoch
 }
 
 // again settles a failed round of an attempt that holds the slab, or may hold it. nil: the epoch

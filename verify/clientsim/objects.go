@@ -134,13 +134,16 @@ func (r *run) read(w *worker, l *incarnation, o *object) {
 	r.got(l, o, e, b, err)
 }
 
+// longestCallback bounds what a user's function takes.
+const longestCallback = 25 * time.Second
+
 // block is what a user's function does: now and then it takes its time, also more
 // than a lease.
 func (r *run) block() {
 	if !r.opt.Callback || !r.chance(6) {
 		return
 	}
-	d := r.span(25 * time.Second)
+	d := r.span(longestCallback)
 	r.mu.Lock()
 	r.callback = max(r.callback, d)
 	r.mu.Unlock()

@@ -194,6 +194,9 @@ func (w *worker) call(ctx context.Context, l *incarnation, what string, f func(c
 		// As likely within a round trip as within a large write.
 		limit = c.between(50*time.Microsecond, 200*time.Microsecond) << c.intn(13)
 	}
+	if c.opt.Spare {
+		limit = spareLimit
+	}
 	if !c.opt.Deadline {
 		ctx = c.ctx // the end of the schedule is no deadline either
 	}
@@ -229,6 +232,10 @@ func isWrong(err error) bool {
 	}
 	return false
 }
+
+// spareLimit is the deadline of calls whose sessions must last. A call whose time is up ends its session if it cannot release its slab within settleTime, and a
+// node that stops just then is found lost later than that. So these calls have time for two callbacks and a failover beside each.
+const spareLimit = 2 * (longestCallback + failoverBound)
 
 // callSlack is what a call may take beyond its deadline: cleanup has time of its own.
 const callSlack = 6 * time.Second

@@ -224,6 +224,9 @@ func (c *client) Region(id uint32) (*slab.Region, error) {
 	}
 }
 
+// EpochOf is the epoch of the client's view; see slab.Epochs.
+func (c *client) EpochOf(uint32) uint64 { return c.view.epoch }
+
 func (c *client) open() error {
 	t := &c.view
 	o := &opened{reclaim: t.reclaim}

@@ -244,6 +244,7 @@ type Port struct {
 	OnPause  func(attempt int) error        // an error ends the wait
 	OnBuffer func(bytes int) error          // an error: there is no memory
 	OnRegion func() error                   // an error: the region cannot be used, or is gone
+	Later    uint64                         // epoch of the table, before the region can be used under it; 0: none
 	Lease    atomic.Bool
 	Ended    error
 
@@ -451,10 +452,13 @@ func (p *Port) Region(id uint32) (*slab.Region, error) {
 	return p.region, p.Ended
 }
 
+// EpochOf is the epoch of the table.
+func (p *Port) EpochOf(uint32) uint64 { return max(p.Later, p.region.Epoch) }
+
 func (p *Port) Settle(_ *slab.Region, r *rdma.Round) error {
 	for i := range r.Len() {
 		switch c := r.At(i); {
-		case c.Err == nil:
+		case c.Err == nil, errors.Is(c.Err, rdma.ErrKey): // its epoch is over: Region tells
 		case errors.Is(c.Err, rdma.ErrRefused):
 			return c.Err
 		default:
