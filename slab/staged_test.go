@@ -194,11 +194,11 @@ func dieAfter(t *testing.T, p *slabtest.Port, verbs int, f func()) (all int) {
 }
 
 // A writer dies behind each verb of its commit. Readers see the old value until the CAS of V and the new
-// one afterwards, at once; a taker and a scrub make home whole, and no version is given twice.
+// one afterwards, at once; a taker, a scrub and a reconcile make home whole, and no version is given twice.
 func TestStagedWriterDiesAtEachVerb(t *testing.T) {
 	step := slabtest.Stride(t, 1, 4)
 	for _, way := range stagedWays {
-		for _, end := range []string{"taker", "scrub", "free"} {
+		for _, end := range []string{"taker", "scrub", "free", "reconcile"} {
 			for verbs, all := 0, 1; verbs < all; verbs += step {
 				all = stagedWriterDies(t, &way, end, verbs)
 			}
@@ -250,6 +250,12 @@ func stagedWriterDies(t *testing.T, way *stagedWay, end string, verbs int) (all 
 		case "scrub":
 			_, err := o.Lane.Scrub(reg, func(id uint32) bool { return id == 1 })
 			require.NoError(t, err, where)
+			sees(want, version)
+		case "reconcile":
+			o.NextEpoch()
+			st, err := o.Lane.Reconcile(o.View())
+			require.NoError(t, err, where)
+			require.Zero(t, st.Bad, where)
 			sees(want, version)
 		case "free":
 			_, _, err := o.Alloc.Free(ref)

@@ -154,20 +154,17 @@ var stagedMutants = []mutant{
 	{
 		name: "reconcile looks at home alone", what: "takes a STAGED slab whose home is not that of V for damaged",
 		edits: []edit{{"slab.copiesOf", `from == proto.FromHome || from == proto.FromRecord`, `from == proto.FromHome`}},
-		runs:  []run{schedules(durable(staged), 10000)},
-		slow:  true,
+		runs:  []run{tests("slab", "^TestStagedWriterDiesAtEachVerb$")},
 	},
 	{
 		name: "reconcile does not read shadows", what: "takes a STAGED slab whose image is in a shadow for damaged",
 		edits: []edit{{"slab.(*Lane).readShadows", `c.whole[k] = true`, ``}},
-		runs:  []run{schedules(durable(staged), 10000)},
-		slow:  true,
+		runs:  []run{tests("slab", "^TestStagedWriterDiesAtEachVerb$")},
 	},
 	{
 		name: "reconcile leaves home", what: "opens a region with homes that are not those of V",
 		edits: []edit{{"slab.(*Lane).fixReplica", `|| s.away[k]`, ``}},
-		runs:  []run{schedules(durable(staged), 10000)},
-		slow:  true,
+		runs:  []run{tests("slab", "^TestStagedWriterDiesAtEachVerb$")},
 	},
 	{
 		name: "record not flushed", what: "changes V of a durable STAGED slab before the record is durable",
