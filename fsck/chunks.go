@@ -112,7 +112,7 @@ func (s *survey) Named(met func(proto.Ref)) (whole bool, err error) {
 		return false, err
 	}
 	for _, w := range s.works {
-		if err := s.c.inUse(w); err != nil {
+		if whole, err = s.c.inUse(w); err != nil || !whole {
 			return false, err
 		}
 		for _, b := range w.used {
@@ -124,20 +124,32 @@ func (s *survey) Named(met func(proto.Ref)) (whole bool, err error) {
 	return true, nil
 }
 
-// inUse lists the blocks that are in use now.
-func (c *check) inUse(w *work) error {
-	c.round.Reset()
-	c.round.Chain(w.Replicas[0]).Read(w.g.HeaderOff(0), c.small[0][:8*int(w.g.Blocks)])
-	if err := c.do(w); err != nil {
-		return err
-	}
-	w.used = w.used[:0]
-	for b := range w.g.Blocks {
-		if h := proto.Header(proto.Word(c.small[0], 8*int(b))); h.Valid() && h.State() != proto.BlockFree {
-			w.used = append(w.used, b)
+// inUse lists the blocks that are in use now. whole is false if the header of a block is damaged, or stays another one at a backup: indexes may lie there
+// that cannot be seen, until a failover has gone by the other header.
+func (c *check) inUse(w *work) (whole bool, err error) {
+	n := 8 * int(w.g.Blocks)
+	for attempt := 1; attempt <= looks && !whole; attempt++ {
+		if attempt > 1 {
+			c.o.Pause(attempt - 1)
+		}
+		c.round.Reset()
+		for i, t := range w.Replicas {
+			c.round.Chain(t).Read(w.g.HeaderOff(0), c.small[i][:n])
+		}
+		if err := c.do(w); err != nil {
+			return false, err
+		}
+		whole, w.used = true, w.used[:0]
+		for b := range w.g.Blocks {
+			if h := proto.Header(proto.Word(c.small[0], 8*int(b))); h.State() != proto.BlockFree {
+				w.used = append(w.used, b)
+			}
+			if why, _ := c.judgeHeader(w, 8*int(b)); why != "" {
+				whole = false
+			}
 		}
 	}
-	return nil
+	return whole, nil
 }
 
 // indexesOf tells the chunks that the indexes of a block name. whole is false if an
@@ -155,15 +167,18 @@ func (c *check) indexesOf(w *work, b uint32, met func(proto.Ref)) (whole bool, e
 			return false, err
 		}
 		h := proto.Header(proto.Word(c.words, 0))
-		if !h.Valid() || !h.State().Open() {
+		if !h.Valid() {
+			return false, nil
+		}
+		if !h.State().Open() {
 			return true, nil // a block that is being formatted or reclaimed has no objects
 		}
 		size, torn := h.Class().Bytes(), 0
 		for i := range h.Class().Slabs() {
 			s, bytes := w.g.Slab(b, i, h), c.blocks[0][i*size:(i+1)*size]
 			_, v := s.Words(bytes)
-			if v.IsOpen() && w.opens(h) {
-				torn++ // it may be put back, and then another image names its chunks
+			if !v.Valid() {
+				torn++ // open, it may be put back, and then another image names its chunks; damaged, a failover may go by another one
 				continue
 			}
 			if v.State() == proto.StateBad {
