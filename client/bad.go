@@ -103,7 +103,7 @@ func (l *lane) restoreObject(mark, ref Ref, payload []byte, tag uint32) error {
 	return err
 }
 
-// ListBad lists a mark among the names, if it is not listed.
+// ListBad lists a mark among the names, if neither it nor a later one of the slab is listed.
 func (c *Client) ListBad(ctx context.Context, mark Ref) error {
 	name := badName(mark.Addr)
 	_, err := c.Names().Create(ctx, name, BadKind, mark)
@@ -116,7 +116,7 @@ func (c *Client) ListBad(ctx context.Context, mark Ref) error {
 		return err
 	case e.Kind != BadKind:
 		return fmt.Errorf("%w: %q, of kind %q: the mark %v is not listed", ErrNameExists, name, e.Kind, mark)
-	case e.Ref == mark:
+	case e.Ref.Addr == mark.Addr && e.Ref.Incarnation >= mark.Incarnation: // by generation, then by version: a list of before is late
 		return nil
 	}
 	_, err = c.Names().Swap(ctx, name, e.Revision, mark)

@@ -100,6 +100,8 @@ func TestHazard180_ChunksOfAnIndexThatIsNotSeenStay(t *testing.T) {
 		require.NoError(t, c.Close())
 	}
 	damaged(v.g.HeaderOff(block), func(w uint64) uint64 { return w | 1<<63 | 1<<62 | 1<<61 }) // no header
-	damaged(v.g.HeaderOff(block), func(w uint64) uint64 { return uint64(proto.MakeHeader(proto.BlockFree, 0, 0, proto.Header(w).Generation(), 0)) })
+	damaged(v.g.HeaderOff(block), func(w uint64) uint64 {
+		return uint64(proto.MakeHeader(proto.BlockFree, 0, 0, proto.Header(w).Generation(), 0))
+	})
 	damaged(s.VOff(), func(w uint64) uint64 { return w | 3<<44 }) // no state
 }

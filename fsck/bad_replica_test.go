@@ -94,7 +94,14 @@ func TestMarkWithAnotherVAtTheBackup(t *testing.T) {
 		unlisted(0)
 		require.NoError(t, c.FreeBad(ctx, mark))
 		unlisted(0)
+		later := mark
+		later.Incarnation++
 		require.NoError(t, c.ListBad(ctx, mark), "as if the name could not be deleted")
+		require.NoError(t, c.ListBad(ctx, later))
+		require.NoError(t, c.ListBad(ctx, mark), "of a check that ended before the later mark")
+		n, err := c.Names().Lookup(ctx, "bad/"+ref.Addr.String())
+		require.NoError(t, err)
+		require.Equal(t, later, n.Ref)
 		unlisted(1)
 	})
 	require.Empty(t, b.check())

@@ -298,7 +298,7 @@ func (l *Lane) FreeBad(mark proto.Ref) (Claim, error) {
 // in a STAGED slab L.
 //
 // Linearizes at: the commit. ErrFreed: the slab has no mark of that version any more. ErrCorrupt: as FreeBad. ErrImmutable: the slab had a chunk of a
-// large object, to which no payload belongs that a user has.
+// large object, to which no payload belongs that a user has. ErrBadRef: ref is the mark's, or of a later object.
 func (l *Lane) Restore(ref proto.Ref, mark uint64, payload []byte, tag uint32) (Info, error) {
 	if ref.Incarnation.Born() > mark {
 		return Info{}, fmt.Errorf("%w: %v is of an object that was made after the mark %d", ErrBadRef, ref, mark)
@@ -379,6 +379,9 @@ func (l *Lane) unmark(a *attempt, to proto.State) (chunk bool, err error) {
 		}
 		chunk = chunk || c.wasChunk(i)
 	}
+	if k := a.v.Version(); to == proto.StateLive && a.ref.Incarnation.Born() == k && !c.showsImage(k) {
+		return false, l.releaseFor(a, fmt.Errorf("%w: %v is the mark of the slab, and names no object (B6): want the reference of the object that was lost", ErrBadRef, a.ref))
+	}
 	a.chosen = c.above(a.v.Version()) + 1
 	if odd := (a.chosen-a.v.Version())&1 == 1; odd != (to == proto.StateLive) { // LIVE at k+1, k+3, ...
 		a.chosen++
@@ -408,6 +411,16 @@ func (c *slabCopies) above(v uint64) (most uint64) {
 		}
 	}
 	return most
+}
+
+// showsImage reports whether a replica shows an image of a version, whole or not. A mark of an agent of an earlier version has that of the image that was lost.
+func (c *slabCopies) showsImage(version uint64) bool {
+	for k := range c.reg.N {
+		if proto.ParseImageHeader(c.slab.Image(c.bytes[k], version)).Version == version {
+			return true
+		}
+	}
+	return false
 }
 
 // wasChunk says whether a SINGLE slab has a chunk of a large object at replica k, by a header that need not be whole.

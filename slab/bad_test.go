@@ -370,6 +370,9 @@ func TestRestore(t *testing.T) {
 		later.Incarnation = proto.MakeIncarnation(ref.Incarnation.Generation(), k+1)
 		_, err = o.Lane.Restore(later, k, []byte("x"), 0)
 		require.ErrorIs(t, err, slab.ErrBadRef)
+		_, err = o.Lane.Restore(mark, k, []byte("x"), 0)
+		require.ErrorIs(t, err, slab.ErrBadRef, "no object is born at the mark")
+		require.Equal(t, proto.MakeV(proto.StateBad, k), w.same(t, ref.Addr))
 		info, err := o.Lane.Restore(ref, k, []byte("from a copy"), 7)
 		require.NoError(t, err)
 		o.Lane.Rest()
@@ -387,6 +390,24 @@ func TestRestore(t *testing.T) {
 		_, _, err = p.Alloc.Free(ref)
 		require.NoError(t, err)
 	})
+}
+
+// A mark of an agent of an earlier version has the version of the lost object, which may be born at it.
+func TestRestoreByAMarkOfAnEarlierVersion(t *testing.T) {
+	w := &badWorld{World: slabtest.New(t, 2)}
+	p := w.lane(1)
+	ref, err := p.Alloc.Alloc([]byte("x"), w.want())
+	require.NoError(t, err)
+	w.lose(ref.Addr)
+	s := pairSlab(w.World, ref)
+	for _, n := range w.Nodes {
+		proto.PutWord(n.Memory.Bytes(), int(s.VOff()), uint64(proto.MakeV(proto.StateBad, ref.Incarnation.Born())))
+	}
+	_, err = p.Lane.Restore(ref, ref.Incarnation.Born(), []byte("from a copy"), 0)
+	require.NoError(t, err)
+	got, _, err := p.Lane.Read(ref, nil)
+	require.NoError(t, err)
+	require.Equal(t, "from a copy", string(got))
 }
 
 // A writer has died when its image was whole at the backup. The object is lost then. Its mark is above that image; nobody takes the image for the object, also where a mark has

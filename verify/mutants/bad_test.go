@@ -131,6 +131,11 @@ var badMutants = []mutant{
 		runs:  []run{tests("slab", "^TestChunkIsNotRestored$")},
 	},
 	{
+		name: "restored under the reference of the mark", what: "lets an object be born at the version of a mark",
+		edits: []edit{{"slab.(*Lane).unmark", `!c.showsImage(k)`, `false`}},
+		runs:  []run{tests("slab", "^TestRestore$")},
+	},
+	{
 		name: "bad reference without a lease", what: "says of a reference that it names nothing, by a READ of a primary that may have been replaced",
 		edits: []edit{{"slab.(*Lane).locate", `l.answer(fmt.Errorf("%w: %v points into a block that is %v", ErrBadRef, ref, h))`, `fmt.Errorf("%w: %v points into a block that is %v", ErrBadRef, ref, h)`}},
 		runs:  []run{tests("slab", "^TestNoReferenceIsBadWithoutALease$")},
