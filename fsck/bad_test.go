@@ -135,3 +135,15 @@ func TestLostObjectsAreMarked(t *testing.T) {
 	require.NoError(t, c.Close())
 	require.Empty(t, check(""))
 }
+
+// However many slabs are marked, a report has room for what can be repaired.
+func TestMarksDoNotHideOtherFindings(t *testing.T) {
+	var rep fsck.Report
+	for range 2 * fsck.MaxFindings {
+		rep.Add(fsck.Finding{Kind: fsck.KindBad})
+	}
+	rep.Add(fsck.Finding{Kind: fsck.KindReplica})
+	require.Len(t, rep.Findings, fsck.MaxBad+1)
+	require.Equal(t, fsck.KindReplica, rep.Findings[fsck.MaxBad].Kind)
+	require.Equal(t, 2*fsck.MaxFindings-fsck.MaxBad, rep.More)
+}

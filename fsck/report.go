@@ -12,13 +12,14 @@ type Report struct {
 	Findings []Finding      `json:"findings"`
 	// Unchecked are the regions that the check has left out.
 	Unchecked []Unchecked `json:"unchecked,omitempty"`
-	// More counts findings beyond MaxFindings.
+	// More counts findings beyond MaxFindings and MaxBad.
 	More int `json:"more_findings,omitempty"`
 	// Writers says that other sessions could write meanwhile.
 	Writers bool `json:"writers"`
 
 	tenants map[uint32]uint32 // region -> number of its tenant
 	only    Kind              // Options.Only
+	bad     int               // findings of KindBad in Findings
 }
 
 // ByTenant are the findings of each tenant, by its number: a session repairs those of its own. A check that knows
@@ -32,8 +33,12 @@ func (r *Report) ByTenant() map[uint32][]Finding {
 	return out
 }
 
-// MaxFindings bounds a report: a lost region must not fill memory.
-const MaxFindings = 1000
+// MaxFindings bounds a report: a lost region must not fill memory. MaxBad bounds the findings of slabs that are marked, in a report of all kinds: no
+// repair takes them away, and they must not hide what one mends.
+const (
+	MaxFindings = 1000
+	MaxBad      = MaxFindings / 2
+)
 
 // OK says that every region was checked and nothing is wrong.
 func (r *Report) OK() bool { return len(r.Findings) == 0 && len(r.Unchecked) == 0 }
@@ -122,9 +127,12 @@ func (r *Report) add(f Finding) {
 	if r.only != "" && f.Kind != r.only { // before MaxFindings counts
 		return
 	}
-	if len(r.Findings) >= MaxFindings {
+	if len(r.Findings) >= MaxFindings || f.Kind == KindBad && r.only == "" && r.bad >= MaxBad {
 		r.More++
 		return
+	}
+	if f.Kind == KindBad {
+		r.bad++
 	}
 	r.Findings = append(r.Findings, f)
 }
