@@ -106,8 +106,11 @@ func (s *survey) Objects(saw func(slab.Seen)) error {
 
 func (s *survey) Sessions() (func(uint32) slab.SessionState, error) { return s.c.o.Sessions() }
 
-// Named reads every index once more.
+// Named reads every index once more. It cannot say that it has met all where the check has found that some may be hidden.
 func (s *survey) Named(met func(proto.Ref)) (whole bool, err error) {
+	if s.c.report.Hidden() != nil {
+		return false, nil
+	}
 	if whole, err = s.c.o.Complete(); err != nil || !whole {
 		return false, err
 	}
@@ -124,32 +127,24 @@ func (s *survey) Named(met func(proto.Ref)) (whole bool, err error) {
 	return true, nil
 }
 
-// inUse lists the blocks that are in use now. whole is false if the header of a block is damaged, or stays another one at a backup: indexes may lie there
-// that cannot be seen, until a failover has gone by the other header.
+// inUse lists the blocks that are in use now. whole is false if the header of a block is damaged: indexes may lie there.
 func (c *check) inUse(w *work) (whole bool, err error) {
-	n := 8 * int(w.g.Blocks)
-	for attempt := 1; attempt <= looks && !whole; attempt++ {
-		if attempt > 1 {
-			c.o.Pause(attempt - 1)
+	c.round.Reset()
+	c.round.Chain(w.Replicas[0]).Read(w.g.HeaderOff(0), c.small[0][:8*int(w.g.Blocks)])
+	if err := c.do(w); err != nil {
+		return false, err
+	}
+	w.used = w.used[:0]
+	for b := range w.g.Blocks {
+		h := proto.Header(proto.Word(c.small[0], 8*int(b)))
+		if !h.Valid() {
+			return false, nil
 		}
-		c.round.Reset()
-		for i, t := range w.Replicas {
-			c.round.Chain(t).Read(w.g.HeaderOff(0), c.small[i][:n])
-		}
-		if err := c.do(w); err != nil {
-			return false, err
-		}
-		whole, w.used = true, w.used[:0]
-		for b := range w.g.Blocks {
-			if h := proto.Header(proto.Word(c.small[0], 8*int(b))); h.State() != proto.BlockFree {
-				w.used = append(w.used, b)
-			}
-			if why, _ := c.judgeHeader(w, 8*int(b)); why != "" {
-				whole = false
-			}
+		if h.State() != proto.BlockFree {
+			w.used = append(w.used, b)
 		}
 	}
-	return whole, nil
+	return true, nil
 }
 
 // indexesOf tells the chunks that the indexes of a block name. whole is false if an

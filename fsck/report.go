@@ -1,6 +1,7 @@
 package fsck
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/quarrystore/quarry/proto"
@@ -42,6 +43,24 @@ const (
 
 // OK says that every region was checked and nothing is wrong.
 func (r *Report) OK() bool { return len(r.Findings) == 0 && len(r.Unchecked) == 0 }
+
+// ErrHidden: named objects may not be met.
+var ErrHidden = errors.New("objects may be hidden: run quarry fsck --repair first")
+
+// Hidden is an error if there is a finding behind which an object cannot be seen that is there: its block or slab is taken for one without it, until a failover
+// has gone by another replica. What is named by that object only would not be met then.
+func (r *Report) Hidden() error {
+	for i := range r.Findings {
+		switch f := &r.Findings[i]; f.Kind {
+		case KindHeader, KindWord, KindReplica:
+			return fmt.Errorf("%w: %s", ErrHidden, f)
+		}
+	}
+	if r.More > 0 {
+		return fmt.Errorf("%w: %d findings, and not all are listed", ErrHidden, len(r.Findings)+r.More)
+	}
+	return nil
+}
 
 // Unchecked is a region that a check has left out.
 type Unchecked struct {

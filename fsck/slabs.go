@@ -200,6 +200,9 @@ func (c *check) judge(w *work, s *look) verdict {
 		}
 		return bad
 	case v.State() == proto.StateFree && r == 0 && s.taken:
+		if other := c.judgeBackups(w, s, v, nil, false); other.what != "" {
+			return other // no Free leaves it so: one of them is damaged
+		}
 		return verdict{kind: KindLeak, what: fmt.Sprintf("taken in the map, %v and unreserved", v), pending: c.o.Writers()}
 	case !s.taken && (v.State() == proto.StateLive || r != 0 && !s.staging(w)):
 		return verdict{kind: KindMap, what: fmt.Sprintf("%v, %v, and free in the map", v, r)}

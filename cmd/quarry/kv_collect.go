@@ -28,7 +28,11 @@ func (x *kvCollectCmd) Run(ctx context.Context, a *app) error {
 	o, err := kv.Collect(ctx, c, x.DryRun, func(ctx context.Context, found func(kv.Stray)) error {
 		defer bar.end()
 		tenant := c.Tenant() // the names of others are not known here, and their objects no strays
-		return a.objects(ctx, nil, &tenant, bar.set, found)
+		rep, err := a.objects(ctx, nil, &tenant, bar.set, found)
+		if err != nil {
+			return err
+		}
+		return rep.Hidden()
 	})
 	if err = errors.Join(ifInterrupted(ctx, err, "%d nodes and values are freed; the next collect frees the rest", o.Strays), c.Close()); err != nil {
 		return err
@@ -43,11 +47,10 @@ func (x *kvCollectCmd) Run(ctx context.Context, a *app) error {
 }
 
 // objects tells every object of the cluster's regions, or of a tenant's.
-func (a *app) objects(ctx context.Context, regions []uint32, tenant *uint32, progress func(done, total int), found func(fsck.Object)) error {
+func (a *app) objects(ctx context.Context, regions []uint32, tenant *uint32, progress func(done, total int), found func(fsck.Object)) (*fsck.Report, error) {
 	cfg := a.fsckConfig(regions, progress, found)
 	cfg.Tenant = tenant
-	_, err := fsck.Cluster(ctx, cfg)
-	return err
+	return fsck.Cluster(ctx, cfg)
 }
 
 func (a *app) fsckConfig(regions []uint32, progress func(done, total int), found func(fsck.Object)) fsck.Config {

@@ -65,7 +65,7 @@ func (l *slabListCmd) Run(ctx context.Context, a *app) error {
 	}
 	bar := a.progress("looking at blocks")
 	list := []slabLine{}
-	err = a.objects(ctx, l.Region, tenant, bar.set, func(o fsck.Object) {
+	_, err = a.objects(ctx, l.Region, tenant, bar.set, func(o fsck.Object) {
 		line := slabLine{Ref: o.Ref, Tag: o.Tag, Bytes: o.Bytes, Slab: o.Kind.String(), Version: o.Version, Owner: o.Writer}
 		if o.Encrypted {
 			line.Key = payloadkey.IDText(o.Key)

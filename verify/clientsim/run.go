@@ -318,8 +318,11 @@ func (r *run) connectKeyless(ctx context.Context, p *Proc) (*client.Client, erro
 
 func (r *run) collectWith(ctx context.Context, p *Proc, cl *client.Client, dry bool) (kv.Collected, error) {
 	return kv.Collect(ctx, cl, dry, func(ctx context.Context, found func(kv.Stray)) error {
-		_, err := fsck.Cluster(ctx, r.fsckConfig(p, found))
-		return err
+		rep, err := fsck.Cluster(ctx, r.fsckConfig(p, found))
+		if err != nil {
+			return err
+		}
+		return rep.Hidden()
 	})
 }
 
