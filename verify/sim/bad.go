@@ -49,6 +49,26 @@ func (w *world) noteValue(off, value, version uint64) {
 	w.values = append(w.values, valued{value, version})
 }
 
+// noteSeen notes the values that operations have written and seen: commits under an epoch that the table has ended are not looked at.
+func (w *world) noteSeen() {
+	if !w.opt.Bad {
+		return
+	}
+	for i := range w.hist {
+		e := &w.hist[i]
+		off := uint64(w.check.regs[e.reg].ref.Addr.Off())
+		if e.result != okResult || !w.anyHurt(off) {
+			continue
+		}
+		if e.kind == opUpdate && e.made != 0 {
+			w.noteValue(off, e.in, e.made)
+		}
+		if !e.blind && e.out != 0 {
+			w.noteValue(off, e.out, e.seen)
+		}
+	}
+}
+
 // isMended reports whether a value of a slab has two versions.
 func (w *world) isMended(off uint64) bool { return slices.Contains(w.mends, off) }
 

@@ -158,6 +158,7 @@ func (w *world) linear() {
 	if w.rotten >= 0 || w.d.partly {
 		return // a repair gives a value another version; porcupine checks values only
 	}
+	w.noteSeen()
 	w.placeAll()
 	for i := range w.hist {
 		if w.check.pos[i] != 0 {
