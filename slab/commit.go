@@ -200,7 +200,7 @@ func (l *Lane) primaryRound(as []*attempt) error {
 			// stayed had V = next before it closed the epoch, so Reconcile keeps the change.
 			a.result = done
 			l.halves.expect(&a.object, a.next)
-			if a.reg.N == 1 {
+			if a.reg.N == 1 && !a.keep {
 				a.staging = proto.Slab{} // given back in this chain
 			}
 		}

@@ -30,6 +30,8 @@ type Lane struct {
 	helped seenOpen
 	// batch is the storage of ReadMany, WriteMany and ReadChunks. Empty between calls.
 	batch batch
+	// set is what the lane holds between Hold and Drop; nil before the first.
+	set *set
 	// unlike says of each replica which pieces it is not asked to compare.
 	unlike [MaxListed]unlike
 	// gathered is the storage of a copier, nil until the lane copies.
@@ -148,6 +150,9 @@ func (l *Lane) EndSession(reason error) {
 func (l *Lane) NewSession() {
 	l.ended = nil
 	l.late.owed, l.late.posted = l.late.owed[:0], false
+	if l.set != nil {
+		l.set.members = l.set.members[:0]
+	}
 }
 
 // answer checks the lease before an answer drawn from a READ is given: a failover does not

@@ -195,7 +195,7 @@ func (l *Lane) settleHome(a *attempt) {
 			writeHome(l.round.Chain(a.reg.To[i]), a, false)
 		}
 	})
-	if err == nil {
+	if err == nil && !a.keep {
 		_ = l.release(a)
 	}
 }

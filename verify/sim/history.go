@@ -117,7 +117,7 @@ func (w *world) notDone(err error) bool {
 	if errors.Is(err, slab.ErrVersions) {
 		return w.d.version > 1
 	}
-	for _, e := range []error{errEnded, errDeadline, slab.ErrBusy, slab.ErrLease, errNotYet, errNoAnswer, context.DeadlineExceeded} {
+	for _, e := range []error{errEnded, errDeadline, slab.ErrBusy, slab.ErrLease, slab.ErrHoldLost, errNotYet, errNoAnswer, context.DeadlineExceeded} {
 		if errors.Is(err, e) {
 			return true
 		}

@@ -37,6 +37,13 @@ var kinds = map[string]Options{
 	"badgrow":    {Faults: AllFaults &^ (Power | Rot), Bad: true, Grow: true, Clients: 4, Ops: 40, MaxFaults: 6},
 	"badonce":    {Faults: AllFaults &^ (Power | Rot), Bad: true, Grow: true, Open: true, Clients: 4, Ops: 40, MaxFaults: 6},
 	"badstaged":  {Faults: AllFaults &^ Rot, Bad: true, Staged: true, Durable: true, Clients: 4, Ops: 40, MaxFaults: 6},
+	"sets":       {Sets: true, Clients: 4, Ops: 32, Slabs: 4},
+	"setfaults":  {Faults: AllFaults &^ Power, Sets: true, Clients: 4, Ops: 32, Slabs: 4, MaxFaults: 8},
+	"setlanes":   {Faults: AllFaults &^ (Power | Rot), Sets: true, Lanes: 2, Clients: 4, Ops: 32, Slabs: 4, MaxFaults: 6},
+	"setsealed":  {Faults: AllFaults &^ Rot, Sets: true, Durable: true, Clients: 3, Ops: 24, Slabs: 3, MaxFaults: 8},
+	"setopen":    {Faults: AllFaults &^ Rot, Sets: true, Open: true, Durable: true, Clients: 4, Ops: 32, Slabs: 4, MaxFaults: 8},
+	"setstaged":  {Faults: AllFaults &^ (Power | Rot), Sets: true, Staged: true, Clients: 4, Ops: 32, Slabs: 4, MaxFaults: 8},
+	"setfull":    {Faults: AllFaults &^ Rot, Sets: true, Staged: true, Full: true, Clients: 3, Slabs: 3, MaxFaults: 8},
 	"hot":        {Faults: AllFaults &^ (Power | Rot), Clients: 4, Ops: 40, Slabs: 1, MaxFaults: 8},
 }
 

@@ -114,6 +114,7 @@ type Options struct {
 	// 0: one.
 	Lanes    int
 	Batches  bool // half of the reads and updates are batches; see batches.go
+	Sets     bool // half of the operations hold several objects at once; see sets.go
 	Staged   bool // objects lie in STAGED slabs; see staged.go
 	Full     bool // with Staged: every slab of the region has an object to begin with; see staged.go
 	Open     bool // words may be open, and clients read at any replica; see open.go

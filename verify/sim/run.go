@@ -113,6 +113,7 @@ type Coverage struct {
 	Excused  uint64       // objects lost to rot and another failure together; see excuse
 	// Of Options.Bad: images damaged, objects marked, given up and restored.
 	Hurt, Marked, GivenUp, Restored uint64
+	Sets                            [4]uint64 // of Options.Sets: held, not held, given back whole, found lost
 }
 
 // Add adds the counts of another run.
@@ -139,6 +140,9 @@ func (c *Coverage) Add(o *Coverage) {
 	c.Marked += o.Marked
 	c.GivenUp += o.GivenUp
 	c.Restored += o.Restored
+	for i := range c.Sets {
+		c.Sets[i] += o.Sets[i]
+	}
 	for i := range c.Alike {
 		c.Alike[i] += o.Alike[i]
 	}
@@ -191,6 +195,9 @@ func (c *Coverage) String() string {
 		fmt.Fprintf(&b, "\ntrees: splits %d, grows %d, merges %d, shifts %d, shrinks %d, thawed %d, unlinked %d, posted %d, strays collected %d", t.Splits, t.Grows, t.Merges, t.Shifts, t.Shrinks, t.Thawed, t.Unlinked, t.Posted, t.Strays)
 	}
 	fmt.Fprintf(&b, "\nepoch changes %d, scrubs %d, blocks reclaimed %d, reads gone with the power %d, objects excused %d\n", c.Epochs, c.Scrubs, c.Reclaims, c.Gone, c.Excused)
+	if c.Sets[0] > 0 {
+		fmt.Fprintf(&b, "sets held %d, not held %d, given back whole %d, found lost %d\n", c.Sets[0], c.Sets[1], c.Sets[2], c.Sets[3])
+	}
 	if c.Hurt > 0 {
 		fmt.Fprintf(&b, "images damaged %d, objects marked %d, given up %d, restored %d\n", c.Hurt, c.Marked, c.GivenUp, c.Restored)
 	}

@@ -151,6 +151,20 @@ func TestBad(t *testing.T) {
 	}
 }
 
+// TestSets: clients hold several objects at once, in PAIR and STAGED slabs, with and without faults, durable or not, and
+// with open words; the lanes of a process too. Hazards 184 to 187.
+func TestSets(t *testing.T) {
+	for kind, schedules := range map[string]int{"sets": 800, "setfaults": 1500, "setlanes": 800, "setsealed": 800, "setopen": 1000, "setstaged": 1000, "setfull": 200} {
+		t.Run(kind, func(t *testing.T) {
+			rep := passKind(t, kind, schedules)
+			require.NotZero(t, rep.Coverage.Sets[2], "sets given back whole")
+			if kind != "sets" && !testing.Short() {
+				require.NotZero(t, rep.Coverage.Sets[3], "sets found lost")
+			}
+		})
+	}
+}
+
 func TestHotSlab(t *testing.T) { passKind(t, "hot", 1000) }
 
 // TestAllocator: objects come, go and are given back; agents reclaim blocks, in turns, under

@@ -173,6 +173,8 @@ func (c *client) operate(what, obj int) {
 	}
 	c.enter()
 	switch {
+	case w.opt.Sets && w.ch.choose(2) == 1:
+		c.holdSet(reg)
 	case w.opt.Grow && what >= 6:
 		c.allocate()
 	case w.opt.Grow && what >= 4:
