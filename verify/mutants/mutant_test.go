@@ -34,4 +34,4 @@ type found struct {
 }
 
 // all lists every mutant. Its number is its place, from 1.
-var all = slices.Concat(engineMutants, slabMutants, stagedMutants, openMutants, badMutants, allocMutants, btreeMutants, controllerMutants, nodeMutants, clientMutants, gatewayMutants, flightMutants, seamMutants, messageMutants, rawMutants, poolMutants)
+var all = slices.Concat(engineMutants, slabMutants, stagedMutants, setMutants, openMutants, badMutants, allocMutants, btreeMutants, controllerMutants, nodeMutants, clientMutants, gatewayMutants, flightMutants, seamMutants, messageMutants, rawMutants, poolMutants)
