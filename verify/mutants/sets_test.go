@@ -29,7 +29,7 @@ var setMutants = []mutant{
 	{
 		name: "unanswered try keeps what it has taken", what: "gives nothing back where one node has not answered a try to hold a set",
 		edits: []edit{{"slab.(*Lane).settleSet", `l.dropAll(tried)`, `l.dropAll(tried[:0])`}},
-		runs:  []run{schedules(setsFail, 2000)},
+		runs:  []run{tests("slab", "^TestHazard185_UnansweredTry$")},
 	},
 	{
 		name: "taken over and not given back", what: "keeps the slabs of a set that it has taken over from a dead session",
@@ -39,7 +39,7 @@ var setMutants = []mutant{
 	{
 		name: "set not asked again", what: "takes a set for held that it has reserved in several rounds",
 		edits: []edit{{"slab.(*Lane).takeSet", `l.tally.Rounds > before+1`, `l.tally.Rounds < before`}},
-		runs:  []run{schedules(setsFail, 20000)},
+		runs:  []run{tests("slab", "^TestHazard186_EpochEndsInHold$")},
 	},
 	{
 		name: "set kept over a failover", what: "changes objects of a set under a later epoch than that of their reservations",
@@ -49,7 +49,7 @@ var setMutants = []mutant{
 	{
 		name: "whole without a lease", what: "says that a set was whole to the end without looking at the lease",
 		edits: []edit{{"slab.(*Lane).Drop", `whole == nil && l.answer(nil) != nil`, `false`}},
-		runs:  []run{schedules(setsFail, 20000)},
+		runs:  []run{schedules(with(cutOff(0, sim.CutSession, sim.Kill|sim.NodeDown), func(o *sim.Options) { o.Sets, o.Slabs = true, 2 }), 3000)},
 	},
 	{
 		name: "whole by a primary of before", what: "gives a set back at the primary of an epoch that is over, and believes its answer",

@@ -324,6 +324,11 @@ func (c *client) operateOn(what, obj int) {
 	reg := o.refs[len(o.refs)-1]
 	c.enter()
 	defer c.leave()
+	if c.w.opt.Sets && c.w.ch.choose(2) == 1 {
+		c.holdSet(reg)
+		c.rest(true)
+		return
+	}
 	switch what {
 	case whatRead:
 		c.read(reg)

@@ -100,7 +100,10 @@ func (c *client) compute() {
 	if c.w.ch.choose(2) == 1 {
 		c.began = math.MaxUint64
 		c.sleep(int64(1+c.w.ch.choose(10)) * step)
-		if c.w.opt.Faults != 0 && c.w.ch.choose(8) == 7 {
+		switch {
+		case c.w.opt.Script != nil && c.w.ch.choose(2) == 1:
+			c.sleep(int64(1+c.w.ch.choose(4*int(c.w.d.lease/step))) * step) // longer than a failover that waits for the lease
+		case c.w.opt.Faults != 0 && c.w.ch.choose(8) == 7:
 			c.sleep(int64(1+c.w.ch.choose(400)) * step)
 		}
 	}

@@ -154,13 +154,25 @@ func TestBad(t *testing.T) {
 // TestSets: clients hold several objects at once, in PAIR and STAGED slabs, with and without faults, durable or not, and
 // with open words; the lanes of a process too. Hazards 184 to 187.
 func TestSets(t *testing.T) {
-	for kind, schedules := range map[string]int{"sets": 800, "setfaults": 1500, "setlanes": 800, "setsealed": 800, "setopen": 1000, "setstaged": 1000, "setfull": 200} {
+	for kind, schedules := range map[string]int{"sets": 250, "setfaults": 400, "setlanes": 250, "setsealed": 250, "setopen": 300, "setstaged": 250, "setfull": 100} {
 		t.Run(kind, func(t *testing.T) {
 			rep := passKind(t, kind, schedules)
 			require.NotZero(t, rep.Coverage.Sets[2], "sets given back whole")
 			if kind != "sets" && !testing.Short() {
 				require.NotZero(t, rep.Coverage.Sets[3], "sets found lost")
 			}
+		})
+	}
+}
+
+// TestSetsAtARemovedPrimary: a client holds sets at a primary that has been removed, and has no lease or has been revoked.
+func TestSetsAtARemovedPrimary(t *testing.T) {
+	for _, f := range []Fault{CutSession, Revoke} {
+		t.Run(f.String(), func(t *testing.T) {
+			t.Parallel()
+			rep := mustPass(t, Options{Seed: 1, Schedules: schedules(t, 150), AnyScheduler: true, Sets: true, Script: CutOff(0, f), Faults: Kill | NodeDown, Clients: 3, Slabs: 2, Replicas: 2, Porcupine: 8})
+			require.NotZero(t, rep.Coverage.Sets[2], "sets given back whole")
+			require.NotZero(t, rep.Coverage.Sets[3], "sets found lost")
 		})
 	}
 }
