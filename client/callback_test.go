@@ -131,7 +131,7 @@ func TestCallbackBehindAnOpenHoldsUpNoTable(t *testing.T) {
 	}
 	// Of two lanes one opens the second region, so that its headers are known.
 	c := cluster.Connect(client.Config{Transport: client.TransportTCP, Lanes: 2})
-	hold := func() *client.Held {
+	hold := func() *client.HeldLane {
 		h, err := client.Hold(t.Context(), c)
 		require.NoError(t, err)
 		return h

@@ -37,7 +37,13 @@ func TestContextsThatHaveEnded(t *testing.T) {
 			watcher, err := c.NewWatcher()
 			require.NoError(t, err)
 			defer watcher.Close()
-			testcluster.ContextCalls(t, []any{c, c.Names(), c.Jobs(), &op, client.KeyFile("keys"), watch, watcher}, map[string]func(context.Context) error{
+			other := cluster.Connect(client.Config{Transport: transport, Lanes: 1})
+			mine, err := other.Alloc(t.Context(), []byte("held"), client.AllocOptions{})
+			require.NoError(t, err)
+			held, err := other.Reserve(t.Context(), mine)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, held.Release()) }()
+			testcluster.ContextCalls(t, []any{c, held, c.Names(), c.Jobs(), &op, client.KeyFile("keys"), watch, watcher}, map[string]func(context.Context) error{
 				"Connect": func(ctx context.Context) error {
 					_, err := client.Connect(ctx, client.Config{Controllers: []string{cluster.Controller.URL()}})
 					return err

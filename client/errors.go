@@ -28,6 +28,9 @@ var (
 	ErrConflict = slab.ErrConflict
 	// ErrBusy: other writers changed or held the object during every attempt. Retry later.
 	ErrBusy = slab.ErrBusy
+	// ErrHoldLost: a reservation of a Held has ended with its region's epoch or with the session. From Release: another client may have
+	// changed objects of the set while it was held.
+	ErrHoldLost = slab.ErrHoldLost
 	// ErrCorrupt: no replica of the object has an image with a valid checksum.
 	ErrCorrupt = slab.ErrCorrupt
 	// ErrBad: the object is lost, and its slab is marked BAD. It is an ErrCorrupt. Restore restores the object, and FreeBad gives it up.

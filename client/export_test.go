@@ -15,21 +15,21 @@ import (
 	"github.com/quarrystore/quarry/slab"
 )
 
-// Held is a lane with a running call, for tests that act between two rounds.
-type Held struct{ l *lane }
+// HeldLane is a lane with a running call, for tests that act between two rounds.
+type HeldLane struct{ l *lane }
 
 // Hold takes a lane and starts a call on it.
-func Hold(ctx context.Context, c *Client) (*Held, error) {
+func Hold(ctx context.Context, c *Client) (*HeldLane, error) {
 	l, err := c.lane(ctx, KindOther)
-	return &Held{l}, err
+	return &HeldLane{l}, err
 }
 
-func (h *Held) Reservation() proto.R                       { return h.l.Reservation() }
-func (h *Held) Release()                                   { h.l.session.client.done(h.l, nil) }
-func (h *Held) Region(id uint32) (*slab.Region, error)     { return h.l.Region(id) }
-func (h *Held) Do(r *rdma.Round)                           { h.l.Do(r) }
-func (h *Held) Settle(r *slab.Region, d *rdma.Round) error { return h.l.Settle(r, d) }
-func (h *Held) Pause() error                               { return h.l.Pause(yieldAttempts + 1) }
+func (h *HeldLane) Reservation() proto.R                       { return h.l.Reservation() }
+func (h *HeldLane) Release()                                   { h.l.session.client.done(h.l, nil) }
+func (h *HeldLane) Region(id uint32) (*slab.Region, error)     { return h.l.Region(id) }
+func (h *HeldLane) Do(r *rdma.Round)                           { h.l.Do(r) }
+func (h *HeldLane) Settle(r *slab.Region, d *rdma.Round) error { return h.l.Settle(r, d) }
+func (h *HeldLane) Pause() error                               { return h.l.Pause(yieldAttempts + 1) }
 
 // Acknowledged returns what the present session would acknowledge now.
 func Acknowledged(c *Client) (table, reclaim uint64) { return c.current.Load().acknowledgeable() }

@@ -63,6 +63,9 @@ type lane struct {
 	// session ends.
 	unsettled bool
 
+	// holding: the call reserves, or holds, a set of objects; see Held.
+	holding bool
+
 	waited  time.Duration // time that the running call has paused
 	askedAt time.Duration // waited, when HolderFenced asked the controller last
 	// hasParked: the running call has been parked. The session may have acknowledged a later
@@ -326,7 +329,7 @@ const (
 // again has settled its verbs.
 func (l *lane) Pause(attempt int) error {
 	if err := l.endErr(); err != nil {
-		return err
+		return l.toGiveBack(err)
 	}
 	if attempt == 0 {
 		return nil
@@ -335,7 +338,7 @@ func (l *lane) Pause(attempt int) error {
 	if l.contended(attempt) {
 		return errContended
 	}
-	return l.backOff(attempt)
+	return l.toGiveBack(l.backOff(attempt))
 }
 
 // backOff is Pause in the middle of an attempt, where a change may be unsettled.

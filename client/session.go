@@ -31,6 +31,7 @@ type session struct {
 	ticket rdma.Credentials // as the session was opened; a renewed one names the same session and rights
 	// shown is what the session shows now. A heartbeat replaces it when the controllers' key has changed.
 	shown atomic.Pointer[shown]
+	holds chan struct{}    // one for each set that is held or being reserved; see Held
 	arena *rdma.Arena      // scratch memory of all lanes; free returns it
 	keys  *payloadkey.Ring // of the session's tenant; never changes
 	lanes []*lane          // all that there are, from the beginning
@@ -114,7 +115,7 @@ func (c *Client) openSession(ctx context.Context) (*session, error) {
 	if ticket.Session == 0 || res.LeaseMs == 0 {
 		return nil, errors.New("open a session: the controller's answer has no session")
 	}
-	s := &session{client: c, done: make(chan struct{}), heartbeatNow: make(chan struct{}, 1), owing: make(chan struct{}, 1), reclaimRaised: make(chan struct{}, 1), conns: map[*nodeConn]struct{}{}}
+	s := &session{client: c, done: make(chan struct{}), heartbeatNow: make(chan struct{}, 1), owing: make(chan struct{}, 1), holds: make(chan struct{}, max(1, c.cfg.Lanes/2)), reclaimRaised: make(chan struct{}, 1), conns: map[*nodeConn]struct{}{}}
 	s.ticket, s.signingKey = *ticket, ticket.KeyID
 	s.shown.Store(&shown{*ticket, res.Proof})
 	s.suspendedAtOpen.Store(suspended)

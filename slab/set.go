@@ -30,7 +30,8 @@ import (
 //   - H1. When Hold returns nil there was an instant within the call at which the lane held every slab, and every payload
 //     was the present one. If the slabs were taken in more than one round, a READ of all R behind the last of them shows it.
 //   - H2. A change is committed under the reservation with which its object was read: nothing was committed in between. Where the reservation is
-//     gone, with its epoch or its session, the commit is not repeated under another one.
+//     gone, with its epoch or its session, the commit is not repeated under another one. Nothing is posted once any reservation of the set is known
+//     to be gone, or while the lease does not show that none is.
 //   - H3. An error of Hold leaves nothing held.
 //   - H4. Drop returns nil only if no other session has changed an object of the set between that instant and the call of Drop.
 
@@ -387,14 +388,17 @@ func (l *Lane) Drop() error {
 		}
 	}
 	s.members = s.members[:0]
-	if whole == nil && l.answer(nil) != nil {
-		whole = fmt.Errorf("%w: %w", ErrHoldLost, ErrLease)
+	if whole == nil {
+		whole = l.answer(nil)
+	}
+	if whole != nil && !errors.Is(whole, ErrHoldLost) {
+		whole = fmt.Errorf("%w: %w", ErrHoldLost, whole)
 	}
 	return whole
 }
 
 // setWhole looks whether the epochs of all members go on, and takes the present view of their regions. ErrHoldLost: one has
-// ended, or the session has.
+// ended, or the session has. Any other error: it is not known.
 func (l *Lane) setWhole() error {
 	s := l.set
 	if s.lost == nil && l.ended != nil {
@@ -408,7 +412,7 @@ func (l *Lane) setWhole() error {
 		reg, err := l.port.Region(a.reg.ID)
 		switch {
 		case err != nil:
-			return fmt.Errorf("%w: %v: %w", ErrHoldLost, a.ref, err)
+			return nameRef(a.ref, err)
 		case reg.Epoch != a.reg.Epoch:
 			s.lost = fmt.Errorf("%w: region %d of %v has a later epoch", ErrHoldLost, reg.ID, a.ref)
 		default:

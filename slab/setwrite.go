@@ -20,13 +20,17 @@ func (l *Lane) Held(i int) ([]byte, Info, error) {
 // Preconditions: no object is named twice.
 //
 // nil: done. ErrUnknown: may take effect, at most once; the set is lost. ErrHoldLost: not done, and the set is lost. Any other error: not
-// done, and the set is held as before.
+// done, and the set is held as before; or it is not known, as without a lease (ErrLease).
 //
 // Linearizes at: the commit of each object, as in Update; not all at one instant.
 func (l *Lane) WriteHeld(at []int, payloads [][]byte, errs []error) {
 	l.Rest()
 	for next := 0; next < len(at); {
-		if err := l.setWhole(); err != nil {
+		err := l.setWhole()
+		if err == nil {
+			err = l.answer(nil) // without a lease others may have changed an object of the set
+		}
+		if err != nil {
 			for k := next; k < len(at); k++ {
 				errs[k] = err
 			}

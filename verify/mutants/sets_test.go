@@ -48,13 +48,18 @@ var setMutants = []mutant{
 	},
 	{
 		name: "whole without a lease", what: "says that a set was whole to the end without looking at the lease",
-		edits: []edit{{"slab.(*Lane).Drop", `whole == nil && l.answer(nil) != nil`, `false`}},
+		edits: []edit{{"slab.(*Lane).Drop", `whole = l.answer(nil)`, ``}},
 		runs:  []run{schedules(with(cutOff(0, sim.CutSession, sim.Kill|sim.NodeDown), func(o *sim.Options) { o.Sets, o.Slabs = true, 2 }), 3000)},
 	},
 	{
 		name: "whole by a primary of before", what: "gives a set back at the primary of an epoch that is over, and believes its answer",
 		edits: []edit{{"slab.(*Lane).Drop", `whole := l.setWhole()`, `whole := error(nil)`}},
 		runs:  []run{schedules(setsFail, 20000)},
+	},
+	{
+		name: "set written without a lease", what: "changes objects of a set while others may have been changed by a session that a failover has not waited for",
+		edits: []edit{{"slab.(*Lane).WriteHeld", `err = l.answer(nil)`, ``}},
+		runs:  []run{tests("slab", "^TestHazard187_LeaseEndsUnderASet$")},
 	},
 	{
 		name: "staging slab of a set kept", what: "does not give back the staging slab of a change that keeps its reservation",
