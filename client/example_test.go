@@ -70,6 +70,42 @@ func Example() {
 	// true
 }
 
+// Reserve holds several objects at once: here an amount moves from one to the other. Nobody else changes either of them meanwhile.
+func ExampleClient_Reserve() {
+	c, done := exampleClient()
+	defer done()
+	ctx := context.Background()
+	from, err1 := c.Alloc(ctx, []byte{100}, client.AllocOptions{})
+	to, err2 := c.Alloc(ctx, []byte{0}, client.AllocOptions{})
+	if err := errors.Join(err1, err2); err != nil {
+		log.Fatal(err)
+	}
+	held, err := c.Reserve(ctx, from, to)
+	if err != nil {
+		log.Fatal(err) // nothing is reserved
+	}
+	defer held.Release()
+	a, err1 := held.Read(from, nil)
+	b, err2 := held.Read(to, nil)
+	if err := errors.Join(err1, err2); err != nil {
+		log.Fatal(err)
+	}
+	a[0], b[0] = a[0]-30, b[0]+30
+	// Each object has an answer of its own: one may be written and the other not.
+	errs := held.WriteMany(ctx, []client.Ref{from, to}, [][]byte{a, b})
+	// nil: nobody else has changed an object of the set from Reserve on.
+	if err := errors.Join(errs[0], errs[1], held.Release()); err != nil {
+		log.Fatal(err)
+	}
+	a, err = c.Read(ctx, from, a[:0])
+	fmt.Println(a, err)
+	b, err = c.Read(ctx, to, b[:0])
+	fmt.Println(b, err)
+	// Output:
+	// [70] <nil>
+	// [30] <nil>
+}
+
 // CompareAndWrite writes only if the object has not changed since it was read.
 func ExampleClient_CompareAndWrite() {
 	c, done := exampleClient()

@@ -130,6 +130,14 @@ func (h *Held) resume(ctx context.Context) error {
 	return nil
 }
 
+// ended is why the set is lost with its session; nil: the session goes on.
+func (h *Held) ended() error {
+	if err := h.l.session.err(); err != nil {
+		return fmt.Errorf("%w: %w", ErrHoldLost, err)
+	}
+	return nil
+}
+
 // index is where a Ref is among those of Reserve.
 func (h *Held) index(ref Ref) (int, error) {
 	if h.released {
@@ -187,8 +195,15 @@ func (h *Held) WriteMany(ctx context.Context, refs []Ref, payloads [][]byte) []e
 		}
 		return errs
 	}
-	h.l.slab.WriteHeld(at, payloads, errs)
+	if err = h.ended(); err == nil {
+		h.l.slab.WriteHeld(at, payloads, errs)
+	}
 	h.suspend()
+	for i := range errs {
+		if err != nil {
+			errs[i] = err
+		}
+	}
 	return errs
 }
 
@@ -220,7 +235,12 @@ func (h *Held) Release() error {
 		return h.err
 	}
 	_ = h.resume(context.Background())
-	h.err = h.l.slab.Drop()
+	if h.err = h.ended(); h.err == nil {
+		h.err = h.l.slab.Drop()
+	}
+	if h.err != nil && !errors.Is(h.err, ErrHoldLost) { // the session has ended meanwhile
+		h.err = fmt.Errorf("%w: %w", ErrHoldLost, h.err)
+	}
 	h.released = true
 	h.c.endHold(h.l, h.err)
 	return h.err
