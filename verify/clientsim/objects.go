@@ -47,6 +47,10 @@ func (r *run) size(large bool) int {
 // objectOp is one operation on objects.
 func (r *run) objectOp(w *worker, l *incarnation) {
 	o := r.objects.pick(r)
+	if r.opt.Sets && r.chance(3) {
+		r.hold(w, l)
+		return
+	}
 	if o != nil && r.opt.Stuck && !r.chance(8) {
 		if r.population() < 3*r.opt.Objects {
 			r.alloc(w, l)

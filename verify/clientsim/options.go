@@ -37,6 +37,7 @@ type Options struct {
 	Pools    bool // clients take turns as owners of a pool instead
 	Watch    bool // clients watch the tree that they change
 	Feed     bool // with Watch: they follow it by feeds with stored states
+	Sets     bool // a third of the operations reserve several objects
 	Help     bool // clients have nodes execute changes of objects that others hold
 	PerByte  time.Duration
 

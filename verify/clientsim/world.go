@@ -62,6 +62,8 @@ type Counts struct {
 	Late uint64
 	// Counted are calls on the counter that were done, Helped those of all objects that nodes have executed.
 	Counted, Helped uint64
+	// Sets that were given back whole, and that were found lost.
+	SetsWhole, SetsLost uint64
 	// Watches are those that began, Watched their events.
 	Watches, Watched uint64
 	Owners           uint64 // of the pool
@@ -493,6 +495,8 @@ func (c *Counts) add(o *Counts) {
 	c.Fences += o.Fences
 	c.Counted += o.Counted
 	c.Helped += o.Helped
+	c.SetsWhole += o.SetsWhole
+	c.SetsLost += o.SetsLost
 	c.Watches += o.Watches
 	c.Watched += o.Watched
 	c.Owners += o.Owners
