@@ -31,6 +31,18 @@
 // takes up to one second longer and closes the call's connection to the storage node. A call
 // that cannot finish this in time ends the session; the Client opens another.
 //
+// # Several objects
+//
+// Update changes one object by what it has been. Where a change depends on several objects, Reserve holds them together:
+//
+//	held, err := c.Reserve(ctx, from, to)  // no other client changes them from here on
+//	a, err := held.Read(from, nil)
+//	b, err := held.Read(to, nil)
+//	errs := held.WriteMany(ctx, []client.Ref{from, to}, [][]byte{less(a), more(b)})
+//	err = held.Release()                   // nil: and so it was to the end
+//
+// Each object is written by itself, with one of the three answers: a Held is not a transaction.
+//
 // # Obligations of the caller
 //
 //  1. Close the Client. Close gives back the claimed slabs. If a process dies without
@@ -42,4 +54,5 @@
 //     run for any time without delaying a failover. While a callback of Update runs, other
 //     writers of that object wait; while any callback runs, freed memory is not reused.
 //     The controller may end a session that delays reuse for more than 20 leases (one minute).
+//     A Held does as a callback of Update does, until Release.
 package client

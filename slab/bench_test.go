@@ -1,6 +1,7 @@
 package slab_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
@@ -85,6 +86,45 @@ func BenchmarkDurableUpdate(b *testing.B) {
 					payload[64]++
 					if _, err := l.Lane.Update(refs[i], func([]byte, *slab.Info) ([]byte, error) { return payload, nil }); err != nil {
 						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkSets holds so many objects, writes them all and gives them back; beside it are as many Updates, which hold one after the other.
+func BenchmarkSets(b *testing.B) {
+	for name, w := range map[string]*slabtest.World{"shm": slabtest.NewSHM(b, 1), "tcp": slabtest.New(b, 1)} {
+		for _, n := range []int{1, 2, 8, 64} {
+			p := w.Lane(1)
+			payload := make([]byte, 128)
+			refs, at, payloads, errs := make([]proto.Ref, n), make([]int, n), make([][]byte, n), make([]error, n)
+			for i := range refs {
+				var err error
+				refs[i], err = p.Alloc.Alloc(payload, alloc.Want{Replicas: 1})
+				require.NoError(b, err)
+				at[i], payloads[i] = i, payload
+			}
+			b.Run(fmt.Sprintf("%s/Set/%d", name, n), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if err := p.Lane.Hold(refs); err != nil {
+						b.Fatal(err)
+					}
+					p.Lane.WriteHeld(at, payloads, errs)
+					if err := errors.Join(errors.Join(errs...), p.Lane.Drop()); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+			b.Run(fmt.Sprintf("%s/Updates/%d", name, n), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					for _, ref := range refs {
+						if _, err := p.Lane.Update(ref, func([]byte, *slab.Info) ([]byte, error) { return payload, nil }); err != nil {
+							b.Fatal(err)
+						}
 					}
 				}
 			})

@@ -127,6 +127,7 @@
 //	read.go halves.go chunks.go              reads
 //	update.go reserve.go commit.go birth.go  changes of one object
 //	batch.go                                 reads and changes of many objects
+//	set.go setwrite.go                       several objects held at once
 //	staged.go staging.go                     STAGED slabs
 //	open.go late.go confirm.go               regions with open words
 //	verbs.go                                 the chains of verbs, built in one place

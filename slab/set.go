@@ -9,7 +9,7 @@ import (
 	"github.com/quarrystore/quarry/proto"
 )
 
-// A set is several objects whose slabs one lane holds at once (DELL [0223], [0224]: a reservation of several slabs). While it holds them no other
+// A set is several objects whose slabs one lane holds at once (MS [0212], [0223], [0224]: a reservation of several slabs). While it holds them no other
 // session changes one of them, and the lane may change each of them any number of times:
 //
 //	Hold       P of each      CAS R 0 -> r, READ the slab                   one round, if none of them is held

@@ -30,6 +30,7 @@ type simCmd struct {
 	Lanes       int           `help:"How many clients are lanes of one process with one session; 0 is one."`
 	Batches     bool          `help:"Half of the reads and updates are batches of up to four objects."`
 	Bad         bool          `help:"Images are damaged at all replicas; clients mark, restore and give up what is lost."`
+	Sets        bool          `help:"Half of the operations hold several objects at once."`
 	Staged      bool          `help:"Objects lie in STAGED slabs, in a region with one replica."`
 	Full        bool          `help:"With --staged: no slab of the region is free to begin with."`
 	Open        bool          `help:"Words may be open: replicated changes take one round less, and clients read at any replica in sync."`
@@ -79,7 +80,7 @@ type simFailure struct {
 func (s *simCmd) options() (o sim.Options, err error) {
 	o = sim.Options{
 		Seed: s.Seed, Clients: s.Clients, Ops: s.Ops, Replicas: s.Replicas, Slabs: s.Slabs, MaxFaults: s.MaxFaults,
-		Durable: s.Durable, Grow: s.Grow, Wrap: s.Wrap, StrictReads: s.StrictReads, Tree: s.Tree, Batches: s.Batches, Staged: s.Staged, Full: s.Full, Open: s.Open, Bad: s.Bad, Operator: s.Operator, Lanes: s.Lanes, Porcupine: 16,
+		Durable: s.Durable, Grow: s.Grow, Wrap: s.Wrap, StrictReads: s.StrictReads, Tree: s.Tree, Batches: s.Batches, Sets: s.Sets, Staged: s.Staged, Full: s.Full, Open: s.Open, Bad: s.Bad, Operator: s.Operator, Lanes: s.Lanes, Porcupine: 16,
 	}
 	for _, l := range []struct {
 		flag      string

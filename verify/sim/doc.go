@@ -7,6 +7,7 @@
 // and each clock has a rate of its own. A run does not depend on Go's scheduler, the wall clock
 // or the order of a map: the same options give the same digest.
 //
+// With Options.Sets clients hold several objects at once: see sets.
 // With Options.Tree the clients work on one B-tree of package btree, whose nodes they
 // allocate, update and free: see tree. Many schedules have a second region: see far. With
 // Options.Batches clients read and write several objects in one call: see batches. With

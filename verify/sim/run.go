@@ -58,6 +58,9 @@ func (o *Options) flags() string {
 	if o.Batches {
 		s += " --batches"
 	}
+	if o.Sets {
+		s += " --sets"
+	}
 	if o.Staged {
 		s += " --staged"
 	}
