@@ -288,7 +288,7 @@ func (c *Client) ReadOnly() bool { return c.cfg.ReadOnly }
 func (c *Client) SessionID() uint32 { return c.current.Load().ticket.Session }
 
 // Close gives back the slabs and connections that the Client holds and ends the session. It
-// waits for calls that are running, at most DefaultTimeout, or two seconds if no controller
+// waits for calls that are running and for sets that are held (Held), at most DefaultTimeout, or two seconds if no controller
 // answers. Later calls fail with ErrClosed. A second Close does nothing.
 //
 // On an error the session could not be closed in order: the controller fences it after its

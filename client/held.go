@@ -113,6 +113,9 @@ func (h *Held) suspend() {
 		l.overrunCause = nil
 		l.cancel()
 	}
+	if !l.remote {
+		l.slab.Rest() // nothing is under way any more
+	}
 	l.parkForCallback()
 }
 
