@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/slab"
@@ -62,7 +63,11 @@ func (c *client) others() (regs []int) {
 // notHeld counts the answer of Hold, and says whether it was an error.
 func (w *world) notHeld(c *client, refs []proto.Ref, err error) bool {
 	w.mix(uint64(len(refs)))
-	hurt := false
+	hurt, once := false, false
+	for i := range w.check.regs {
+		r := &w.check.regs[i]
+		once = once || r.single && slices.Contains(refs, r.ref)
+	}
 	for _, r := range refs {
 		hurt = hurt || w.anyHurt(uint64(r.Addr.Off())) || w.excused(uint64(r.Addr.Off()))
 	}
@@ -72,7 +77,7 @@ func (w *world) notHeld(c *client, refs []proto.Ref, err error) bool {
 		return false
 	case errors.Is(err, errDeadline) && w.opt.Faults == 0 && w.d.sched == Walk && w.d.patience >= 6*w.d.lease:
 		w.fail("waited in vain", fmt.Sprintf("nothing fails, and client %d cannot hold %v: %v", c.id, refs, err))
-	case errors.Is(err, slab.ErrFreed), errors.Is(err, slab.ErrBadRef), w.notDone(err), hurt && errors.Is(err, slab.ErrCorrupt):
+	case errors.Is(err, slab.ErrFreed), errors.Is(err, slab.ErrBadRef), w.notDone(err), hurt && errors.Is(err, slab.ErrCorrupt), once && errors.Is(err, slab.ErrImmutable):
 	default:
 		w.fail("unexpected error", fmt.Sprintf("client %d holds %v: %v", c.id, refs, err))
 	}

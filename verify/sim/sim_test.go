@@ -154,7 +154,7 @@ func TestBad(t *testing.T) {
 // TestSets: clients hold several objects at once, in PAIR and STAGED slabs, with and without faults, durable or not, and
 // with open words; the lanes of a process too. Hazards 184 to 187.
 func TestSets(t *testing.T) {
-	for kind, schedules := range map[string]int{"sets": 250, "setfaults": 400, "setlanes": 250, "setsealed": 250, "setopen": 300, "setstaged": 250, "setfull": 100} {
+	for kind, schedules := range map[string]int{"sets": 100, "setfaults": 200, "setlanes": 100, "setsealed": 100, "setopen": 150, "setstaged": 120, "setfull": 60} {
 		t.Run(kind, func(t *testing.T) {
 			rep := passKind(t, kind, schedules)
 			require.NotZero(t, rep.Coverage.Sets[2], "sets given back whole")
@@ -170,7 +170,7 @@ func TestSetsAtARemovedPrimary(t *testing.T) {
 	for _, f := range []Fault{CutSession, Revoke} {
 		t.Run(f.String(), func(t *testing.T) {
 			t.Parallel()
-			rep := mustPass(t, Options{Seed: 1, Schedules: schedules(t, 150), AnyScheduler: true, Sets: true, Script: CutOff(0, f), Faults: Kill | NodeDown, Clients: 3, Slabs: 2, Replicas: 2, Porcupine: 8})
+			rep := mustPass(t, Options{Seed: 1, Schedules: schedules(t, 60), AnyScheduler: true, Sets: true, Script: CutOff(0, f), Faults: Kill | NodeDown, Clients: 3, Slabs: 2, Replicas: 2, Porcupine: 8})
 			require.NotZero(t, rep.Coverage.Sets[2], "sets given back whole")
 			require.NotZero(t, rep.Coverage.Sets[3], "sets found lost")
 		})
