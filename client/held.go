@@ -56,7 +56,7 @@ func (c *Client) Reserve(ctx context.Context, refs ...Ref) (*Held, error) {
 	if err := s.mayHold(ctx); err != nil {
 		return nil, err
 	}
-	l, err := s.laneFor(ctx, KindUpdate, refs[0])
+	l, err := s.laneFor(ctx, KindWriteMany, refs[0])
 	if err != nil {
 		<-s.holds
 		return nil, err

@@ -18,8 +18,8 @@ const (
 	KindAlloc
 	KindFree
 	KindReadMany
-	KindWriteMany
-	KindOther // repairs and the Client's own work
+	KindWriteMany // WriteMany; Reserve, with all that is done with the set
+	KindOther     // repairs and the Client's own work
 	kinds
 )
 
