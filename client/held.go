@@ -238,10 +238,8 @@ func (h *Held) Release() error {
 		return h.err
 	}
 	_ = h.resume(context.Background())
-	if h.err = h.ended(); h.err == nil {
-		h.err = h.l.slab.Drop()
-	}
-	if h.err != nil && !errors.Is(h.err, ErrHoldLost) { // the session has ended meanwhile
+	h.err = h.l.slab.Drop()
+	if h.err != nil && !errors.Is(h.err, ErrHoldLost) { // the session has ended
 		h.err = fmt.Errorf("%w: %w", ErrHoldLost, h.err)
 	}
 	h.released = true
