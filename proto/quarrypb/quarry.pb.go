@@ -521,6 +521,9 @@ type Endpoint struct {
 	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`                   // tcp, verbs: host:port; shm: path of a unix socket
 	HostId        string                 `protobuf:"bytes,3,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`       // shm: only processes with this host id can use it
 	Tls           FabricTLS              `protobuf:"varint,4,opt,name=tls,proto3,enum=quarry.v1.FabricTLS" json:"tls,omitempty"` // tcp: whether its connections are encrypted; for people
+	Rail          string                 `protobuf:"bytes,5,opt,name=rail,proto3" json:"rail,omitempty"`                         // tcp: the network that it is at, as the operator calls it; "": no name
+	Numa          *uint32                `protobuf:"varint,6,opt,name=numa,proto3,oneof" json:"numa,omitempty"`                  // tcp: NUMA node of its adapter; absent: unknown
+	Megabits      uint32                 `protobuf:"varint,7,opt,name=megabits,proto3" json:"megabits,omitempty"`                // tcp: rate of its adapter, in Mbit/s; 0: unknown
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -581,6 +584,27 @@ func (x *Endpoint) GetTls() FabricTLS {
 		return x.Tls
 	}
 	return FabricTLS_FABRIC_TLS_OFF
+}
+
+func (x *Endpoint) GetRail() string {
+	if x != nil {
+		return x.Rail
+	}
+	return ""
+}
+
+func (x *Endpoint) GetNuma() uint32 {
+	if x != nil && x.Numa != nil {
+		return *x.Numa
+	}
+	return 0
+}
+
+func (x *Endpoint) GetMegabits() uint32 {
+	if x != nil {
+		return x.Megabits
+	}
+	return 0
 }
 
 type Node struct {
@@ -4794,8 +4818,9 @@ type WorkPeer struct {
 	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	Address       string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"` // of the tcp fabric
 	Rebuilding    bool                   `protobuf:"varint,4,opt,name=rebuilding,proto3" json:"rebuilding,omitempty"`
-	Fresh         bool                   `protobuf:"varint,5,opt,name=fresh,proto3" json:"fresh,omitempty"` // of a reconcile: was zeroed before this epoch, and never opened since
-	Name          string                 `protobuf:"bytes,6,opt,name=name,proto3" json:"name,omitempty"`    // of the node: its certificate names it where the fabric is encrypted
+	Fresh         bool                   `protobuf:"varint,5,opt,name=fresh,proto3" json:"fresh,omitempty"`        // of a reconcile: was zeroed before this epoch, and never opened since
+	Name          string                 `protobuf:"bytes,6,opt,name=name,proto3" json:"name,omitempty"`           // of the node: its certificate names it where the fabric is encrypted
+	Endpoints     []*Endpoint            `protobuf:"bytes,7,rep,name=endpoints,proto3" json:"endpoints,omitempty"` // of a node with several addresses of the tcp fabric: all of them
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4870,6 +4895,13 @@ func (x *WorkPeer) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *WorkPeer) GetEndpoints() []*Endpoint {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
 }
 
 type WorkRequest struct {
@@ -9620,12 +9652,16 @@ var File_quarry_proto protoreflect.FileDescriptor
 
 const file_quarry_proto_rawDesc = "" +
 	"\n" +
-	"\fquarry.proto\x12\tquarry.v1\"\x96\x01\n" +
+	"\fquarry.proto\x12\tquarry.v1\"\xe8\x01\n" +
 	"\bEndpoint\x12/\n" +
 	"\bprovider\x18\x01 \x01(\x0e2\x13.quarry.v1.ProviderR\bprovider\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x17\n" +
 	"\ahost_id\x18\x03 \x01(\tR\x06hostId\x12&\n" +
-	"\x03tls\x18\x04 \x01(\x0e2\x14.quarry.v1.FabricTLSR\x03tls\"\x92\x06\n" +
+	"\x03tls\x18\x04 \x01(\x0e2\x14.quarry.v1.FabricTLSR\x03tls\x12\x12\n" +
+	"\x04rail\x18\x05 \x01(\tR\x04rail\x12\x17\n" +
+	"\x04numa\x18\x06 \x01(\rH\x00R\x04numa\x88\x01\x01\x12\x1a\n" +
+	"\bmegabits\x18\a \x01(\rR\bmegabitsB\a\n" +
+	"\x05_numa\"\x92\x06\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
@@ -9978,7 +10014,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\fFenceRequest\x12\x18\n" +
 	"\aserials\x18\x01 \x03(\x04R\aserials\x12'\n" +
 	"\x0fcontroller_term\x18\x02 \x01(\x04R\x0econtrollerTerm\"\x0f\n" +
-	"\rFenceResponse\"\xa4\x01\n" +
+	"\rFenceResponse\"\xd7\x01\n" +
 	"\bWorkPeer\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x18\n" +
@@ -9987,7 +10023,8 @@ const file_quarry_proto_rawDesc = "" +
 	"rebuilding\x18\x04 \x01(\bR\n" +
 	"rebuilding\x12\x14\n" +
 	"\x05fresh\x18\x05 \x01(\bR\x05fresh\x12\x12\n" +
-	"\x04name\x18\x06 \x01(\tR\x04name\"\x97\x03\n" +
+	"\x04name\x18\x06 \x01(\tR\x04name\x121\n" +
+	"\tendpoints\x18\a \x03(\v2\x13.quarry.v1.EndpointR\tendpoints\"\x97\x03\n" +
 	"\vWorkRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12'\n" +
@@ -10675,167 +10712,168 @@ var file_quarry_proto_depIdxs = []int32{
 	13,  // 37: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
 	6,   // 38: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
 	5,   // 39: quarry.v1.HostRegionRequest.kind:type_name -> quarry.v1.RegionKind
-	7,   // 40: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
-	69,  // 41: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
-	26,  // 42: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
-	10,  // 43: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
-	86,  // 44: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
-	90,  // 45: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
-	86,  // 46: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
-	95,  // 47: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
-	94,  // 48: quarry.v1.Tenant.grants:type_name -> quarry.v1.Grant
-	8,   // 49: quarry.v1.Grant.rights:type_name -> quarry.v1.Right
-	97,  // 50: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
-	97,  // 51: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
-	97,  // 52: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
-	17,  // 53: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	99,  // 54: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	102, // 55: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
-	101, // 56: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
-	93,  // 57: quarry.v1.StatusResponse.tenants:type_name -> quarry.v1.Tenant
-	7,   // 58: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	105, // 59: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	151, // 60: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
-	107, // 61: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
-	113, // 62: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
-	113, // 63: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
-	94,  // 64: quarry.v1.GrantRequest.grant:type_name -> quarry.v1.Grant
-	93,  // 65: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
-	94,  // 66: quarry.v1.Delegation.grants:type_name -> quarry.v1.Grant
-	132, // 67: quarry.v1.ListJobQueueResponse.jobs:type_name -> quarry.v1.QueuedJob
-	141, // 68: quarry.v1.PollJobsRequest.worker:type_name -> quarry.v1.Worker
-	128, // 69: quarry.v1.PollJobsResponse.jobs:type_name -> quarry.v1.Delegation
-	141, // 70: quarry.v1.ListWorkersResponse.workers:type_name -> quarry.v1.Worker
-	149, // 71: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
-	24,  // 72: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	28,  // 73: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	31,  // 74: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	33,  // 75: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	35,  // 76: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	40,  // 77: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	37,  // 78: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
-	18,  // 79: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	19,  // 80: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	20,  // 81: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	21,  // 82: quarry.v1.Controller.DeleteSpace:input_type -> quarry.v1.DeleteSpaceRequest
-	43,  // 83: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	44,  // 84: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	45,  // 85: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
-	47,  // 86: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
-	49,  // 87: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	50,  // 88: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	52,  // 89: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	55,  // 90: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	57,  // 91: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	74,  // 92: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	75,  // 93: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	77,  // 94: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	78,  // 95: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
-	80,  // 96: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
-	82,  // 97: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
-	84,  // 98: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	85,  // 99: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	106, // 100: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
-	109, // 101: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
-	111, // 102: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
-	114, // 103: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
-	116, // 104: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
-	118, // 105: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
-	147, // 106: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
-	120, // 107: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
-	121, // 108: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
-	124, // 109: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
-	126, // 110: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
-	122, // 111: quarry.v1.Controller.Grant:input_type -> quarry.v1.GrantRequest
-	123, // 112: quarry.v1.Controller.RevokeGrant:input_type -> quarry.v1.RevokeGrantRequest
-	129, // 113: quarry.v1.Controller.DelegateJob:input_type -> quarry.v1.DelegateJobRequest
-	130, // 114: quarry.v1.Controller.EndDelegation:input_type -> quarry.v1.EndDelegationRequest
-	133, // 115: quarry.v1.Controller.QueueJob:input_type -> quarry.v1.QueueJobRequest
-	135, // 116: quarry.v1.Controller.AdmitJob:input_type -> quarry.v1.AdmitJobRequest
-	137, // 117: quarry.v1.Controller.LeaveJobQueue:input_type -> quarry.v1.LeaveJobQueueRequest
-	139, // 118: quarry.v1.Controller.ListJobQueue:input_type -> quarry.v1.ListJobQueueRequest
-	142, // 119: quarry.v1.Controller.PollJobs:input_type -> quarry.v1.PollJobsRequest
-	144, // 120: quarry.v1.Controller.ListWorkers:input_type -> quarry.v1.ListWorkersRequest
-	146, // 121: quarry.v1.Controller.ListUserGrants:input_type -> quarry.v1.ListUserGrantsRequest
-	88,  // 122: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
-	89,  // 123: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
-	98,  // 124: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	103, // 125: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	59,  // 126: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	61,  // 127: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	63,  // 128: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	65,  // 129: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	67,  // 130: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	70,  // 131: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	72,  // 132: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	103, // 133: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	27,  // 134: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	30,  // 135: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	32,  // 136: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	34,  // 137: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	36,  // 138: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	41,  // 139: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	38,  // 140: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
-	17,  // 141: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	17,  // 142: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	23,  // 143: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	22,  // 144: quarry.v1.Controller.DeleteSpace:output_type -> quarry.v1.DeleteSpaceResponse
-	42,  // 145: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	42,  // 146: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	46,  // 147: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
-	48,  // 148: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
-	42,  // 149: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	51,  // 150: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	53,  // 151: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	56,  // 152: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	58,  // 153: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	10,  // 154: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	76,  // 155: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	10,  // 156: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	79,  // 157: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
-	81,  // 158: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
-	83,  // 159: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
-	15,  // 160: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	87,  // 161: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	108, // 162: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
-	110, // 163: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
-	112, // 164: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
-	115, // 165: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
-	117, // 166: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
-	119, // 167: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
-	148, // 168: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
-	93,  // 169: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
-	93,  // 170: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
-	125, // 171: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
-	127, // 172: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
-	93,  // 173: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
-	93,  // 174: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
-	128, // 175: quarry.v1.Controller.DelegateJob:output_type -> quarry.v1.Delegation
-	131, // 176: quarry.v1.Controller.EndDelegation:output_type -> quarry.v1.EndDelegationResponse
-	134, // 177: quarry.v1.Controller.QueueJob:output_type -> quarry.v1.QueueJobResponse
-	136, // 178: quarry.v1.Controller.AdmitJob:output_type -> quarry.v1.AdmitJobResponse
-	138, // 179: quarry.v1.Controller.LeaveJobQueue:output_type -> quarry.v1.LeaveJobQueueResponse
-	140, // 180: quarry.v1.Controller.ListJobQueue:output_type -> quarry.v1.ListJobQueueResponse
-	143, // 181: quarry.v1.Controller.PollJobs:output_type -> quarry.v1.PollJobsResponse
-	145, // 182: quarry.v1.Controller.ListWorkers:output_type -> quarry.v1.ListWorkersResponse
-	127, // 183: quarry.v1.Controller.ListUserGrants:output_type -> quarry.v1.ListTenantsResponse
-	91,  // 184: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
-	91,  // 185: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
-	100, // 186: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	104, // 187: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	60,  // 188: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	62,  // 189: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	64,  // 190: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	66,  // 191: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	68,  // 192: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	71,  // 193: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	73,  // 194: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	104, // 195: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	134, // [134:196] is the sub-list for method output_type
-	72,  // [72:134] is the sub-list for method input_type
-	72,  // [72:72] is the sub-list for extension type_name
-	72,  // [72:72] is the sub-list for extension extendee
-	0,   // [0:72] is the sub-list for field type_name
+	9,   // 40: quarry.v1.WorkPeer.endpoints:type_name -> quarry.v1.Endpoint
+	7,   // 41: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
+	69,  // 42: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
+	26,  // 43: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
+	10,  // 44: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
+	86,  // 45: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
+	90,  // 46: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
+	86,  // 47: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
+	95,  // 48: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
+	94,  // 49: quarry.v1.Tenant.grants:type_name -> quarry.v1.Grant
+	8,   // 50: quarry.v1.Grant.rights:type_name -> quarry.v1.Right
+	97,  // 51: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
+	97,  // 52: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
+	97,  // 53: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
+	17,  // 54: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
+	99,  // 55: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	102, // 56: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	101, // 57: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
+	93,  // 58: quarry.v1.StatusResponse.tenants:type_name -> quarry.v1.Tenant
+	7,   // 59: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	105, // 60: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	151, // 61: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	107, // 62: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
+	113, // 63: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
+	113, // 64: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
+	94,  // 65: quarry.v1.GrantRequest.grant:type_name -> quarry.v1.Grant
+	93,  // 66: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
+	94,  // 67: quarry.v1.Delegation.grants:type_name -> quarry.v1.Grant
+	132, // 68: quarry.v1.ListJobQueueResponse.jobs:type_name -> quarry.v1.QueuedJob
+	141, // 69: quarry.v1.PollJobsRequest.worker:type_name -> quarry.v1.Worker
+	128, // 70: quarry.v1.PollJobsResponse.jobs:type_name -> quarry.v1.Delegation
+	141, // 71: quarry.v1.ListWorkersResponse.workers:type_name -> quarry.v1.Worker
+	149, // 72: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
+	24,  // 73: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	28,  // 74: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	31,  // 75: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	33,  // 76: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	35,  // 77: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	40,  // 78: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	37,  // 79: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
+	18,  // 80: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	19,  // 81: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	20,  // 82: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	21,  // 83: quarry.v1.Controller.DeleteSpace:input_type -> quarry.v1.DeleteSpaceRequest
+	43,  // 84: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	44,  // 85: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	45,  // 86: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
+	47,  // 87: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
+	49,  // 88: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	50,  // 89: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	52,  // 90: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	55,  // 91: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	57,  // 92: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	74,  // 93: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	75,  // 94: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	77,  // 95: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	78,  // 96: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
+	80,  // 97: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
+	82,  // 98: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
+	84,  // 99: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	85,  // 100: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	106, // 101: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
+	109, // 102: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
+	111, // 103: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
+	114, // 104: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
+	116, // 105: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
+	118, // 106: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
+	147, // 107: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
+	120, // 108: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
+	121, // 109: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
+	124, // 110: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
+	126, // 111: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
+	122, // 112: quarry.v1.Controller.Grant:input_type -> quarry.v1.GrantRequest
+	123, // 113: quarry.v1.Controller.RevokeGrant:input_type -> quarry.v1.RevokeGrantRequest
+	129, // 114: quarry.v1.Controller.DelegateJob:input_type -> quarry.v1.DelegateJobRequest
+	130, // 115: quarry.v1.Controller.EndDelegation:input_type -> quarry.v1.EndDelegationRequest
+	133, // 116: quarry.v1.Controller.QueueJob:input_type -> quarry.v1.QueueJobRequest
+	135, // 117: quarry.v1.Controller.AdmitJob:input_type -> quarry.v1.AdmitJobRequest
+	137, // 118: quarry.v1.Controller.LeaveJobQueue:input_type -> quarry.v1.LeaveJobQueueRequest
+	139, // 119: quarry.v1.Controller.ListJobQueue:input_type -> quarry.v1.ListJobQueueRequest
+	142, // 120: quarry.v1.Controller.PollJobs:input_type -> quarry.v1.PollJobsRequest
+	144, // 121: quarry.v1.Controller.ListWorkers:input_type -> quarry.v1.ListWorkersRequest
+	146, // 122: quarry.v1.Controller.ListUserGrants:input_type -> quarry.v1.ListUserGrantsRequest
+	88,  // 123: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
+	89,  // 124: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
+	98,  // 125: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	103, // 126: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	59,  // 127: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	61,  // 128: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	63,  // 129: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	65,  // 130: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	67,  // 131: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	70,  // 132: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	72,  // 133: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	103, // 134: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	27,  // 135: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	30,  // 136: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	32,  // 137: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	34,  // 138: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	36,  // 139: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	41,  // 140: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	38,  // 141: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	17,  // 142: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	17,  // 143: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	23,  // 144: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	22,  // 145: quarry.v1.Controller.DeleteSpace:output_type -> quarry.v1.DeleteSpaceResponse
+	42,  // 146: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	42,  // 147: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	46,  // 148: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
+	48,  // 149: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
+	42,  // 150: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	51,  // 151: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	53,  // 152: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	56,  // 153: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	58,  // 154: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	10,  // 155: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	76,  // 156: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	10,  // 157: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	79,  // 158: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
+	81,  // 159: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
+	83,  // 160: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
+	15,  // 161: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	87,  // 162: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	108, // 163: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
+	110, // 164: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
+	112, // 165: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
+	115, // 166: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
+	117, // 167: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
+	119, // 168: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
+	148, // 169: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
+	93,  // 170: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
+	93,  // 171: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
+	125, // 172: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
+	127, // 173: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
+	93,  // 174: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
+	93,  // 175: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
+	128, // 176: quarry.v1.Controller.DelegateJob:output_type -> quarry.v1.Delegation
+	131, // 177: quarry.v1.Controller.EndDelegation:output_type -> quarry.v1.EndDelegationResponse
+	134, // 178: quarry.v1.Controller.QueueJob:output_type -> quarry.v1.QueueJobResponse
+	136, // 179: quarry.v1.Controller.AdmitJob:output_type -> quarry.v1.AdmitJobResponse
+	138, // 180: quarry.v1.Controller.LeaveJobQueue:output_type -> quarry.v1.LeaveJobQueueResponse
+	140, // 181: quarry.v1.Controller.ListJobQueue:output_type -> quarry.v1.ListJobQueueResponse
+	143, // 182: quarry.v1.Controller.PollJobs:output_type -> quarry.v1.PollJobsResponse
+	145, // 183: quarry.v1.Controller.ListWorkers:output_type -> quarry.v1.ListWorkersResponse
+	127, // 184: quarry.v1.Controller.ListUserGrants:output_type -> quarry.v1.ListTenantsResponse
+	91,  // 185: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
+	91,  // 186: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
+	100, // 187: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	104, // 188: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	60,  // 189: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	62,  // 190: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	64,  // 191: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	66,  // 192: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	68,  // 193: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	71,  // 194: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	73,  // 195: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	104, // 196: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	135, // [135:197] is the sub-list for method output_type
+	73,  // [73:135] is the sub-list for method input_type
+	73,  // [73:73] is the sub-list for extension type_name
+	73,  // [73:73] is the sub-list for extension extendee
+	0,   // [0:73] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -10843,6 +10881,7 @@ func file_quarry_proto_init() {
 	if File_quarry_proto != nil {
 		return
 	}
+	file_quarry_proto_msgTypes[0].OneofWrappers = []any{}
 	file_quarry_proto_msgTypes[1].OneofWrappers = []any{}
 	file_quarry_proto_msgTypes[3].OneofWrappers = []any{}
 	file_quarry_proto_msgTypes[11].OneofWrappers = []any{}

@@ -8,9 +8,12 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/quarrystore/quarry/internal/clock"
 	"github.com/quarrystore/quarry/rdma"
@@ -19,7 +22,11 @@ import (
 
 // Dialer connects lanes over tcp. The zero Dialer is ready.
 type Dialer struct {
-	TLS *TLS // nil: plain
+	TLS  *TLS       // nil: plain
+	From netip.Addr // local address of connections; not valid: the kernel chooses
+	// Redundant: the node has other addresses. A connection whose peer is silent for silentTimeout is broken then, so that its lane goes on
+	// by another address; else the caller's deadlines and the table decide, because there is nowhere to go.
+	Redundant bool
 }
 
 // Provider is "tcp".
@@ -27,11 +34,32 @@ func (Dialer) Provider() string { return "tcp" }
 
 // Dial connects a lane to the node at host:port.
 func (d Dialer) Dial(ctx context.Context, addr string, as *rdma.Credentials, lane uint32) (rdma.Conn, error) {
-	c := &conn{addr: addr, as: *as, lane: lane, tls: d.TLS}
+	c := &conn{addr: addr, as: *as, lane: lane, dialer: d}
 	if err := c.connect(ctx); err != nil {
 		return nil, err
 	}
 	return c, nil
+}
+
+// silentTimeout is how long the kernel of a node with several addresses may acknowledge nothing that was sent to it, be it a probe of an
+// idle connection. It is short beside a call's time, and long beside a switch that reconfigures itself.
+const silentTimeout = 2 * time.Second
+
+// net dials connections to a node.
+func (d Dialer) net() (n net.Dialer) {
+	if d.From.IsValid() {
+		n.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(d.From, 0))
+	}
+	if d.Redundant {
+		n.KeepAliveConfig = net.KeepAliveConfig{Enable: true, Idle: silentTimeout / 2, Interval: silentTimeout / 2, Count: 2}
+		n.Control = func(_, _ string, c syscall.RawConn) (err error) {
+			cerr := c.Control(func(fd uintptr) {
+				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(silentTimeout.Milliseconds()))
+			})
+			return errors.Join(cerr, err)
+		}
+	}
+	return n
 }
 
 const (
@@ -50,7 +78,7 @@ type conn struct {
 	addr    string           // host:port of the node; constant
 	as      rdma.Credentials // what the lane is dialled with; constant
 	lane    uint32           // number within the session; constant
-	tls     *TLS             // the dialer's; nil: plain
+	dialer  Dialer           // constant
 	welcome host.Welcome     // of the present connection
 	opened  []rdma.Window    // windows by slot; Key is 0 until an Open of it has succeeded
 	socket  socket           // of the present connection; used by the lane's goroutine
@@ -83,7 +111,7 @@ func (c *conn) Peer() (node uint32, incarnation uint64) {
 
 // connect dials the node and shakes hands, with TLS if the dialer has it.
 func (c *conn) connect(ctx context.Context) error {
-	var d net.Dialer
+	d := c.dialer.net()
 	generic, err := d.DialContext(ctx, "tcp", c.addr)
 	if err != nil {
 		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
@@ -133,13 +161,13 @@ func (c *conn) greet(r *records) (w host.Welcome, over *tls.Conn, err error) {
 	if err != nil {
 		return w, nil, err
 	}
-	take, err := c.tls.takes(challenge.TLS)
+	take, err := c.dialer.TLS.takes(challenge.TLS)
 	if err != nil {
 		return w, nil, err
 	}
 	var nc net.Conn = r
 	if take {
-		if over, err = c.tls.client(r, c.as.Name); err != nil {
+		if over, err = c.dialer.TLS.client(r, c.as.Name); err != nil {
 			return w, nil, fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 		}
 		nc = over
