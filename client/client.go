@@ -13,6 +13,7 @@ import (
 	"github.com/quarrystore/quarry/internal/payloadkey"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+	"github.com/quarrystore/quarry/rdma/rail"
 )
 
 // Client is a connection to a cluster: one leased session at a time, and the lanes that work
@@ -47,6 +48,10 @@ type Client struct {
 	deferredFrees   deferredFrees // chunks of large objects still to be freed
 	payloadKeys     payloadKeys   // what payloads are encrypted with, by tenant
 	providers       sync.Map      // node id -> nodeProvider: the provider that worked for the node
+	rails           []rail.Own    // of Config.Rails; never changes
+	downs           rail.Downs    // addresses of nodes that did not answer lately
+	crossed         sync.Map      // incarnation and rail, as nodeProvider: crossings that were warned of
+	railEvents      railEvents
 	past            pastStats     // sums of ended sessions
 	clusterReplicas atomic.Uint32 // the cluster's default, as last heard from a controller; 0 before
 }
@@ -64,6 +69,7 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 	c.deferredFrees.wake = make(chan struct{}, 1)
 	c.payloadKeys = payloadKeys{rings: map[string]*payloadkey.Ring{}, missed: make(chan struct{}, 1)}
 	var err error
+	c.rails, _ = rail.ParseOwn(cfg.Rails) // validated
 	if c.dialers, err = openDialers(&cfg); err != nil {
 		return nil, err
 	}

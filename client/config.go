@@ -14,6 +14,7 @@ import (
 
 	"github.com/quarrystore/quarry/alloc"
 	"github.com/quarrystore/quarry/internal/wire"
+	"github.com/quarrystore/quarry/rdma/rail"
 	"github.com/quarrystore/quarry/rdma/tcp"
 )
 
@@ -60,6 +61,11 @@ type Config struct {
 	Transport string
 	// RequireRDMA rejects nodes that an RDMA adapter cannot reach.
 	RequireRDMA bool
+	// Rails are the networks that this program is on, each NAME or NAME=ADDRESS, with the local address that connections come from. A node with
+	// several tcp addresses is reached by one at these rails; docs/OPERATIONS.md tells more. None: by the first address that answers.
+	Rails []string
+	// RailPolicy says what happens where a node is on none of Rails: RailsWarn or RailsStrict; "" means RailsWarn.
+	RailPolicy string
 	// RDMADevice selects the adapter: DEVICE[/PORT][@ADDRESS][,OPTION=VALUE...], such as
 	// mlx5_0/1 or mlx5_0,traffic-class=106. "" selects the best adapter. See verbs.ParseConfig.
 	RDMADevice string
@@ -194,6 +200,12 @@ func (c Config) validate() error {
 		return badConfig("reads from %q: want near, primary or spread", c.ReadFrom)
 	case c.AllowClear && c.Keys == nil:
 		return badConfig("AllowClear without Keys: a client without keys reads nothing else")
+	}
+	if _, err := rail.ParseOwn(c.Rails); err != nil {
+		return badConfig("%v", err)
+	}
+	if _, err := rail.ParsePolicy(c.RailPolicy); err != nil {
+		return badConfig("%v", err)
 	}
 	return c.validNames()
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/rail"
 )
 
 // errTransport: the node has no endpoint that the Config allows.
@@ -85,7 +86,9 @@ func (c *Client) rememberProvider(node uint32, p nodeProvider) (first bool) {
 
 // dial connects a lane to a node. The first provider that works for an incarnation of a node
 // is used from then on: TransportAuto tries another only while none has worked.
-func (c *Client) dial(ctx context.Context, n *quarrypb.Node, as *rdma.Credentials, lane uint32) (rdma.Conn, error) {
+//
+// way is the address that was taken of a node that has several, else nil.
+func (c *Client) dial(ctx context.Context, n *quarrypb.Node, as *rdma.Credentials, lane uint32) (conn rdma.Conn, way *rail.Path, err error) {
 	chosen := ""
 	if v, ok := c.providers.Load(n.Id); ok && v.(nodeProvider).incarnation == n.Incarnation {
 		chosen = v.(nodeProvider).provider
@@ -97,36 +100,57 @@ func (c *Client) dial(ctx context.Context, n *quarrypb.Node, as *rdma.Credential
 			if e.Provider != p || !c.allowed(e) || chosen != "" && chosen != name {
 				continue
 			}
-			conn, err := c.dialers.byName[name].Dial(ctx, e.Address, as.For(n.Id, n.Name), lane)
+			address := e.Address
+			if p == quarrypb.Provider_PROVIDER_TCP {
+				conn, way, err = c.dialTCP(ctx, n, as, lane)
+				if way != nil {
+					address = way.End.Address
+				}
+			} else if conn, err = c.dialers.byName[name].Dial(ctx, e.Address, as.For(n.Id, n.Name), lane); err != nil {
+				err = fmt.Errorf("%s %s: %w", name, e.Address, err)
+			}
 			if err == nil {
 				if c.rememberProvider(n.Id, nodeProvider{n.Incarnation, name}) {
-					c.logProvider(n, name, e.Address, errs)
+					c.logProvider(n, name, address, errs)
 				}
-				return conn, nil
+				return conn, way, nil
 			}
 			if errors.Is(err, rdma.ErrRevoked) {
-				return nil, err
+				return nil, nil, err
 			}
-			errs = append(errs, fmt.Errorf("%s %s: %w", name, e.Address, err))
+			errs = append(errs, err)
+			if p == quarrypb.Provider_PROVIDER_TCP {
+				break // all addresses were tried
+			}
 		}
 	}
+	return nil, nil, c.undialled(n, errs)
+}
+
+// undialled is why a lane is not connected to a node: what its endpoints have answered, or that none may be used.
+func (c *Client) undialled(n *quarrypb.Node, errs []error) error {
 	if allTLS(errs) {
-		return nil, fmt.Errorf("%w: %w to node %s: %w", ErrUnreachable, errTransport, n.Name, errs[0])
+		return fmt.Errorf("%w: %w to node %s: %w", ErrUnreachable, errTransport, n.Name, errs[0])
 	}
 	if len(errs) > 0 {
-		return nil, fmt.Errorf("node %s: %w", n.Name, errors.Join(errs...))
+		return fmt.Errorf("node %s: %w", n.Name, errors.Join(errs...))
 	}
 	if c.cfg.Transport == TransportSHM && proto.Domain(n.Domain) != proto.DomainCPU {
-		return nil, fmt.Errorf("%w: %w to node %s with shm: %w", ErrUnreachable, errTransport, n.Name, rdma.ErrDomain)
+		return fmt.Errorf("%w: %w to node %s with shm: %w", ErrUnreachable, errTransport, n.Name, rdma.ErrDomain)
 	}
 	want := c.cfg.Transport
 	if c.cfg.RequireRDMA {
 		want = "RDMA"
 	}
-	return nil, fmt.Errorf("%w: %w to node %s with %s", ErrUnreachable, errTransport, n.Name, want)
+	return fmt.Errorf("%w: %w to node %s with %s", ErrUnreachable, errTransport, n.Name, want)
 }
 
 // allTLS says whether the node is well, and this client is not configured for it.
 func allTLS(errs []error) bool {
+	if len(errs) == 1 {
+		if joined, ok := errs[0].(interface{ Unwrap() []error }); ok { // of several addresses
+			return allTLS(joined.Unwrap())
+		}
+	}
 	return len(errs) > 0 && !slices.ContainsFunc(errs, func(err error) bool { return !errors.Is(err, rdma.ErrTLS) })
 }

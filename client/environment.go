@@ -27,6 +27,8 @@ const DefaultController = "http://127.0.0.1:7420"
 //	QUARRY_ALLOW_CLEAR   true or false
 //	QUARRY_FABRIC        auto, verbs, shm or tcp
 //	QUARRY_FABRIC_TLS    off, on or required; default on with a certificate, else off
+//	QUARRY_RAIL          comma-separated rails that this program is on: NAME or NAME=ADDRESS
+//	QUARRY_RAILS         warn or strict, for nodes on none of them
 //	QUARRY_REQUIRE_RDMA  true or false
 //	QUARRY_RDMA_DEVICE   DEVICE[/PORT][@ADDRESS]
 func ConfigFromEnvironment() (Config, error) {
@@ -36,9 +38,13 @@ func ConfigFromEnvironment() (Config, error) {
 		Tenant:      os.Getenv("QUARRY_TENANT"),
 		Transport:   os.Getenv("QUARRY_FABRIC"),
 		RDMADevice:  os.Getenv("QUARRY_RDMA_DEVICE"),
+		RailPolicy:  os.Getenv("QUARRY_RAILS"),
 	}
 	if urls := os.Getenv("QUARRY_CONTROLLER"); urls != "" {
 		c.Controllers = strings.Split(urls, ",")
+	}
+	if rails := os.Getenv("QUARRY_RAIL"); rails != "" {
+		c.Rails = strings.Split(rails, ",")
 	}
 	for name, p := range map[string]*bool{"QUARRY_REQUIRE_RDMA": &c.RequireRDMA, "QUARRY_ALLOW_CLEAR": &c.AllowClear} {
 		if s := os.Getenv(name); s != "" {

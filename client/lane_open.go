@@ -13,6 +13,7 @@ import (
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/rail"
 	"github.com/quarrystore/quarry/slab"
 )
 
@@ -42,6 +43,7 @@ type nodeConn struct {
 	rdma.Conn
 	node        uint32      // number in the table
 	incarnation uint64      // of the node, when the connection was made
+	way         *rail.Path  // of a node with several addresses; else nil
 	cut         atomic.Bool // install has closed it because the table has removed the node
 }
 
@@ -314,7 +316,7 @@ func (l *lane) connect(node uint32, incarnation uint64, attempt int) (*nodeConn,
 	}
 	ctx, cancel := l.attemptContext(attempt)
 	defer cancel()
-	conn, err := l.session.client.dial(ctx, l.adopted.table.Node(node), &l.session.shown.Load().ticket, l.number)
+	conn, way, err := l.session.client.dial(ctx, l.adopted.table.Node(node), &l.session.shown.Load().ticket, l.number)
 	switch {
 	case errors.Is(err, rdma.ErrRevoked):
 		l.session.end(err)
@@ -330,7 +332,7 @@ func (l *lane) connect(node uint32, incarnation uint64, attempt int) (*nodeConn,
 		l.reportTrouble(node, err)
 		return nil, l.notYet(err)
 	}
-	c := &nodeConn{Conn: conn, node: node, incarnation: incarnation}
+	c := &nodeConn{Conn: conn, node: node, incarnation: incarnation, way: way}
 	if !l.session.register(c) || !c.rightPeer() {
 		l.session.discard(c)
 		return nil, fmt.Errorf("%w: node %d has another incarnation", errNotYet, node)

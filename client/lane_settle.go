@@ -94,6 +94,10 @@ func (l *lane) settleBroken(c *rdma.Chain, attempt int) (settled bool, _ error) 
 			l.drop(nc) // the controller has removed the node already
 			break
 		}
+		if nc.way != nil && l.session.client.downs.Has(*nc.way) {
+			l.drop(nc) // a Reset would dial where others had no answer: go on by another address of the node
+			break
+		}
 		if l.overrunCause == nil { // else the chain may only have met the caller's deadline
 			l.reportTrouble(nc.node, c.Err)
 		}
@@ -107,6 +111,8 @@ func (l *lane) settleBroken(c *rdma.Chain, attempt int) (settled bool, _ error) 
 			return false, l.session.err()
 		case err == nil && nc.rightPeer() && !nc.cut.Load():
 			return true, nil
+		case err != nil && nc.way != nil && !isRefused(err) && !l.attemptsEnd():
+			l.session.client.pathFailed(l.session.client.NodeName(nc.node), *nc.way, err)
 		}
 		l.drop(nc)
 		break

@@ -179,18 +179,9 @@ func (s *session) openPlace(ctx context.Context, name string, number uint32, pla
 
 // heldMailbox opens a mailbox at a node over a connection of its own, over tcp: the node holds calls there. end gives it back.
 func (s *session) heldMailbox(ctx context.Context, node *quarrypb.Node, lane uint32) (_ *msg.Client, end func(), err error) {
-	address := ""
-	for _, e := range node.GetEndpoints() {
-		if e.Provider == quarrypb.Provider_PROVIDER_TCP {
-			address = e.Address
-		}
-	}
-	if address == "" {
-		return nil, nil, errors.New("the table has no tcp address of the node")
-	}
 	dctx, cancel := context.WithTimeout(ctx, dialHeld)
 	defer cancel()
-	conn, err := s.client.dialers.byName[TransportTCP].Dial(dctx, address, s.shown.Load().ticket.For(node.Id, node.Name), lane)
+	conn, _, err := s.client.dialTCP(dctx, node, &s.shown.Load().ticket, lane)
 	if err != nil {
 		if errors.Is(err, rdma.ErrRevoked) {
 			s.end(err)

@@ -87,6 +87,10 @@ type Events struct {
 	HelpRefused uint64 `json:"help_refused"`
 	// Damaged counts calls, but for those of many objects, that have ended because an object is damaged on every replica.
 	Damaged uint64 `json:"damaged"`
+	// Crossings counts connections to nodes that are on none of Config.Rails, RailFailures how often an address of a node with several
+	// did not answer, so that another one was tried first for a while.
+	Crossings    uint64 `json:"crossings"`
+	RailFailures uint64 `json:"rail_failures"`
 	// Refused counts payloads that were refused: without the key (no_key), clear beside Config.Keys (not_encrypted),
 	// or not written there by a holder of the key (not_authentic).
 	Refused map[string]uint64 `json:"refused"`
@@ -197,6 +201,7 @@ func (c *Client) Stats() Stats {
 	s.sum(&sum)
 	s.sumEvents(&events)
 	events.Refused = c.payloadKeys.refused()
+	events.Crossings, events.RailFailures = c.railEvents.crossings.Load(), c.railEvents.failures.Load()
 	out := Stats{Kinds: map[string]KindStats{}, Providers: map[uint32]string{}, Session: s.ticket.Session,
 		Sessions: sessions + 1, LeaseLeftNS: max(0, s.leaseUntil.Load()-clock.Now()), Lanes: len(s.lanes), Claims: claims, BusyLanes: busy, Events: events}
 	if v := s.view.Load(); v != nil {

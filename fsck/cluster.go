@@ -20,6 +20,7 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/rail"
 	"github.com/quarrystore/quarry/rdma/shm"
 	"github.com/quarrystore/quarry/rdma/tcp"
 	"github.com/quarrystore/quarry/slab"
@@ -35,6 +36,9 @@ type Config struct {
 	TLS         *tls.Config
 	// FabricTLS encrypts connections to nodes over tcp; nil: plain.
 	FabricTLS *tcp.TLS
+	// Rails and RailPolicy are as in client.Config.
+	Rails      []string
+	RailPolicy string
 	// Transport is "auto", "shm" or "tcp"; "" means auto.
 	Transport string
 	// Wire is the network of a simulation; nil means the host's.
@@ -508,23 +512,50 @@ func (s *session) dial(ctx context.Context, n *quarrypb.Node, as *lease) (rdma.C
 	var errs []error
 	for _, p := range []quarrypb.Provider{quarrypb.Provider_PROVIDER_SHM, quarrypb.Provider_PROVIDER_TCP} {
 		for _, e := range n.Endpoints {
-			var d rdma.Dialer = shm.NewDialer()
-			if p == quarrypb.Provider_PROVIDER_TCP {
-				d = s.cfg.Wire.Dialer(tcp.Dialer{TLS: s.cfg.FabricTLS})
-			}
-			if e.Provider != p || s.cfg.Transport != "" && s.cfg.Transport != "auto" && s.cfg.Transport != d.Provider() ||
+			if e.Provider != p || s.cfg.Transport != "" && s.cfg.Transport != "auto" && s.cfg.Transport != quarrypb.Word(p) ||
 				p == quarrypb.Provider_PROVIDER_SHM && e.HostId != hostID {
 				continue
 			}
-			c, err := d.Dial(ctx, e.Address, as.ticket.For(n.Id, n.Name), 0)
+			var c rdma.Conn
+			var err error
+			if p == quarrypb.Provider_PROVIDER_TCP {
+				c, err = s.dialTCP(ctx, n, as.ticket.For(n.Id, n.Name))
+			} else {
+				c, err = shm.NewDialer().Dial(ctx, e.Address, as.ticket.For(n.Id, n.Name), 0)
+			}
 			if err == nil {
 				return c, nil
 			}
-			errs = append(errs, fmt.Errorf("%s %s: %w", d.Provider(), e.Address, err))
+			errs = append(errs, fmt.Errorf("%s %s: %w", quarrypb.Word(p), e.Address, err))
+			if p == quarrypb.Provider_PROVIDER_TCP {
+				break // all addresses were tried
+			}
 		}
 	}
 	if len(errs) == 0 {
 		return nil, fmt.Errorf("%w: node %s has no endpoint for transport %s", ErrUnreachable, n.Name, s.cfg.Transport)
 	}
 	return nil, fmt.Errorf("%w: node %s: %w", ErrUnreachable, n.Name, errors.Join(errs...))
+}
+
+// dialTCP connects to a node by the best of its addresses that answers.
+func (s *session) dialTCP(ctx context.Context, n *quarrypb.Node, as *rdma.Credentials) (c rdma.Conn, err error) {
+	own, err := rail.ParseOwn(s.cfg.Rails)
+	if err != nil {
+		return nil, err
+	}
+	strict, err := rail.ParsePolicy(s.cfg.RailPolicy)
+	if err != nil {
+		return nil, err
+	}
+	paths, err := rail.Choose(rail.Question{Own: own, Ends: rail.Ends(n.Endpoints, quarrypb.Provider_PROVIDER_TCP), Memory: rail.Memory(n), Strict: strict})
+	if err != nil {
+		return nil, err
+	}
+	err = rail.Try(ctx, paths, func(err error) bool { return errors.Is(err, rdma.ErrRefused) }, func(ctx context.Context, p rail.Path) (err error) {
+		d := s.cfg.Wire.Dialer(tcp.Dialer{TLS: s.cfg.FabricTLS, From: p.From, Redundant: len(paths) > 1})
+		c, err = d.Dial(ctx, p.End.Address, as, 0)
+		return err
+	})
+	return c, err
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/quarrystore/quarry/internal/wire"
 	"github.com/quarrystore/quarry/rdma/host/ddio"
 	"github.com/quarrystore/quarry/rdma/host/pmem"
+	"github.com/quarrystore/quarry/rdma/rail"
 	"github.com/quarrystore/quarry/rdma/tcp"
 )
 
@@ -66,12 +67,15 @@ type Config struct {
 	// connections, and connections of all of them. 0 means 4096 and 16384. Programs of storage nodes
 	// are admitted beyond.
 	MaxSessions, MaxConnections int
-	// Listen is the address of the tcp fabric; default 127.0.0.1:0.
+	// Listen are the addresses of the tcp fabric, comma separated, each [RAIL=]HOST:PORT; default 127.0.0.1:0. RAIL names the
+	// network of the address. Clients that name no rails begin with the first. Several have each a HOST of its own, which the table shows.
 	Listen string
+	// StrictRails has the node's programs refuse to reach a node that is on none of the rails in Listen; else they warn.
+	StrictRails bool
 	// AgentListen is the address that controllers call; default 127.0.0.1:0.
 	AgentListen string
 	// Advertise is the host name or address that others reach both ports at; default
-	// that of Listen and of AgentListen. Needed where they listen on all addresses.
+	// that of Listen and of AgentListen. Needed where they listen on all addresses. It does not hold for several addresses of Listen.
 	Advertise string
 	// GossipListen is where the cluster's pulse is heard, host:port of UDP;
 	// default a free port of the host in Listen. NoGossip takes no part in it.
@@ -191,6 +195,9 @@ func (c Config) validate() error {
 		return fmt.Errorf("storage node: failure domain %q: want /dc/rack/host, up to 8 parts of letters, digits, . _ -", c.FailureDomain)
 	case strings.ContainsAny(c.Advertise, ":/ []") && net.ParseIP(c.Advertise) == nil:
 		return fmt.Errorf("storage node: advertised host %q: want a name or an address, without port", c.Advertise)
+	}
+	if _, err := rail.ParseListen(c.Listen); err != nil && c.Wire == nil {
+		return fmt.Errorf("storage node: --listen %w", err)
 	}
 	for _, u := range c.Controllers {
 		if p, err := url.Parse(u); err != nil || p.Host == "" || p.Scheme != "http" && p.Scheme != "https" {

@@ -350,7 +350,7 @@ func (w *work) peers(t *quarrypb.Table) (*quarrypb.Region, error) {
 			p := &quarrypb.WorkPeer{Node: rep.Node, Incarnation: rep.Incarnation, Rebuilding: rep.State == quarrypb.ReplicaState_REPLICA_STATE_REBUILDING}
 			for _, n := range t.Nodes {
 				if n.Id == rep.Node {
-					p.Name, p.Address = n.Name, tcpAddress(n)
+					p.Name, p.Address, p.Endpoints = n.Name, tcpAddress(n), tcpEndpoints(n)
 				}
 			}
 			w.req.Peers = append(w.req.Peers, p)
@@ -360,12 +360,20 @@ func (w *work) peers(t *quarrypb.Table) (*quarrypb.Region, error) {
 	return nil, fmt.Errorf("the table does not have region %d under epoch %d", w.req.Region, w.req.Epoch)
 }
 
-// tcpAddress is where a node's memory is reached over tcp; "": nowhere.
-func tcpAddress(n *quarrypb.Node) string {
+// tcpEndpoints are where a node's memory is reached over tcp.
+func tcpEndpoints(n *quarrypb.Node) (all []*quarrypb.Endpoint) {
 	for _, e := range n.Endpoints {
 		if e.Provider == quarrypb.Provider_PROVIDER_TCP {
-			return e.Address
+			all = append(all, e)
 		}
+	}
+	return all
+}
+
+// tcpAddress is the first of them; "": there is none.
+func tcpAddress(n *quarrypb.Node) string {
+	for _, e := range tcpEndpoints(n) {
+		return e.Address
 	}
 	return ""
 }

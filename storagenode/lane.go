@@ -13,7 +13,6 @@ import (
 	"github.com/quarrystore/quarry/raw"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/shm"
-	"github.com/quarrystore/quarry/rdma/tcp"
 	"github.com/quarrystore/quarry/slab"
 	"github.com/quarrystore/quarry/storagenode/state"
 )
@@ -163,7 +162,7 @@ func (l *workLane) dial(ctx context.Context, i int) (rdma.Conn, rdma.Window, err
 	w, p := l.w, l.w.req.Peers[i]
 	ways := []func() (rdma.Conn, error){
 		func() (rdma.Conn, error) {
-			return w.n.cfg.Wire.Dialer(tcp.Dialer{TLS: w.n.cfg.FabricTLS}).Dial(ctx, p.Address, w.ticket.For(p.Node, p.Name), programLane|l.number)
+			return w.n.dialPeer(ctx, p, w.ticket.For(p.Node, p.Name), programLane|l.number)
 		},
 	}
 	if w.n.cfg.Wire == nil && w.n.is(p.Node, p.Incarnation) {

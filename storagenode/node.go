@@ -29,6 +29,7 @@ import (
 	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/host/ddio"
 	"github.com/quarrystore/quarry/rdma/host/pmem"
+	"github.com/quarrystore/quarry/rdma/rail"
 	"github.com/quarrystore/quarry/rdma/shm"
 	"github.com/quarrystore/quarry/rdma/tcp"
 	"github.com/quarrystore/quarry/rdma/verbs"
@@ -56,8 +57,10 @@ type Node struct {
 	port        *ddio.Port        // whose switch the node relies on; nil: none
 	notNative   error             // why the adapter does not make regions durable by a FLUSH of its own
 
-	tcpListener net.Listener      // of the fabric over tcp
-	tcpAddress  string            // as the table shows it
+	ports       []port            // of the fabric over tcp; the first is the one that clients without rails take
+	tcpAddress  string            // of the first, as the table shows it
+	rails       []rail.Own        // that the node's programs are on, by the ports' names
+	downs       rail.Downs        // addresses of other nodes that did not answer lately
 	shmListener *net.UnixListener // of the fabric over shm; nil: none
 	// Of a node with an adapter.
 	verbsListener net.Listener
@@ -238,10 +241,7 @@ func (n *Node) listen(ctx context.Context) (err error) {
 		return nil
 	}
 	var lc net.ListenConfig
-	if n.tcpListener, err = lc.Listen(ctx, "tcp", n.cfg.Listen); err != nil {
-		return fmt.Errorf("storage node %s: fabric: %w", n.cfg.Name, err)
-	}
-	if n.tcpAddress, err = n.cfg.advertised("fabric", n.tcpListener.Addr()); err != nil {
+	if err := n.listenTCP(ctx); err != nil {
 		return err
 	}
 	if err := n.listenVerbs(ctx); err != nil {
@@ -347,13 +347,7 @@ func (n *Node) serve() {
 		return
 	}
 	n.serveVerbs()
-	n.tcp = tcp.NewServer(n.access.Access, n.cfg.Logger)
-	n.tcp.TLS = n.cfg.FabricTLS
-	n.wg.Go(func() {
-		if err := n.tcp.Serve(n.tcpListener); err != nil && n.ctx.Err() == nil {
-			n.failed <- fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
-		}
-	})
+	n.serveTCP()
 	if n.shmListener != nil {
 		n.shm = shm.NewServer(n.access.Access, n.cfg.Logger)
 		n.wg.Go(func() {
@@ -378,7 +372,7 @@ func (n *Node) self() *quarrypb.Node {
 	p := &quarrypb.Node{
 		Name: n.cfg.Name, FailureDomain: n.cfg.FailureDomain, Incarnation: n.incarnation, AgentUrl: n.agentURL,
 		CapacityBytes: n.cfg.CapacityBytes, Persistent: n.state.Limits.Persistent, Domain: uint32(n.domain), Id: n.state.Node,
-		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: n.tcpAddress, Tls: fabricTLS[n.cfg.FabricTLS.Mode()]}},
+		Endpoints: n.endpoints(),
 		Key:       n.own.Holder[:], PageBytes: n.cfg.HugepageBytes, Medium: n.medium.name, HostedBytes: n.state.HostedSize, AvailableBytes: n.medium.left(),
 		Persistence: &quarrypb.Persistence{Kind: n.persistence.Kind, Domain: n.persistence.Domain, Flush: n.persistence.Flush, Method: n.persistence.Method},
 		Numa:        n.numa(), MissingRegions: n.missing,
@@ -452,8 +446,10 @@ func (n *Node) close() error {
 	}
 	if n.tcp != nil {
 		n.tcp.Close()
-	} else if n.tcpListener != nil {
-		n.tcpListener.Close()
+	} else {
+		for _, p := range n.ports {
+			p.listener.Close()
+		}
 	}
 	if n.shm != nil {
 		errs = append(errs, n.shm.Close())

@@ -34,7 +34,7 @@ func (n *Node) listenPulse(ctx context.Context) (err error) {
 		return nil
 	}
 	if listen == "" {
-		host, _, err := net.SplitHostPort(n.cfg.Listen)
+		host, err := n.cfg.fabricHost()
 		if err != nil {
 			return err
 		}

@@ -34,7 +34,8 @@ type Stats struct {
 	Name          string               `json:"name"`
 	ID            uint32               `json:"id"`
 	Incarnation   uint64               `json:"incarnation"`
-	TCP           string               `json:"tcp"`
+	TCP           string               `json:"tcp"`   // the first of Rails
+	Rails         []Rail               `json:"rails"` // every address of the tcp fabric
 	Socket        string               `json:"socket,omitempty"`
 	Verbs         string               `json:"verbs,omitempty"`
 	Agent         string               `json:"agent"`
@@ -98,7 +99,7 @@ func (s *settled) snapshot() Settled {
 
 // Stats is a snapshot.
 func (n *Node) Stats() Stats {
-	s := Stats{Name: n.cfg.Name, Incarnation: n.incarnation, TCP: n.tcpAddress, Verbs: n.verbsAddress, Agent: n.agentURL, ResidentBytes: n.resident(),
+	s := Stats{Name: n.cfg.Name, Incarnation: n.incarnation, TCP: n.tcpAddress, Rails: n.addresses(), Verbs: n.verbsAddress, Agent: n.agentURL, ResidentBytes: n.resident(),
 		CapacityBytes: n.cfg.CapacityBytes, Registrations: n.counts.registrations.Load(), Cut: n.counts.cut.Load(), Calls: n.calls.Snapshot(), Settled: n.settled.snapshot(), Executed: n.executors.snapshot(), Unsaved: n.unsavedFor(), MaxSessions: cmp.Or(n.cfg.MaxSessions, host.DefaultSessions), MaxLanes: cmp.Or(n.cfg.MaxConnections, host.DefaultLanes), FileSystem: n.medium.fileSystem(), Persistence: n.persistence}
 	if n.shmListener != nil {
 		s.Socket = n.cfg.Socket

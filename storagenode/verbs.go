@@ -162,7 +162,7 @@ func (n *Node) listenVerbs(ctx context.Context) (err error) {
 	}
 	at := n.cfg.RDMA.Listen
 	if at == "" {
-		name, _, err := net.SplitHostPort(n.cfg.Listen)
+		name, err := n.cfg.fabricHost()
 		if err != nil {
 			return fmt.Errorf("storage node %s: fabric: %w", n.cfg.Name, err)
 		}

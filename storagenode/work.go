@@ -19,6 +19,7 @@ import (
 	"github.com/quarrystore/quarry/raw"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/rail"
 	"github.com/quarrystore/quarry/slab"
 	"github.com/quarrystore/quarry/storagenode/state"
 )
@@ -122,6 +123,8 @@ func checkWork(m *quarrypb.WorkRequest) error {
 		return errors.New("a reclaim beside a replica that is being rebuilt")
 	case len(m.DeadSessions) > maxDead:
 		return fmt.Errorf("a scrub for %d sessions: want at most %d", len(m.DeadSessions), maxDead)
+	case slices.ContainsFunc(m.Peers, func(p *quarrypb.WorkPeer) bool { return len(p.Endpoints) > rail.MaxEnds }):
+		return fmt.Errorf("a replica with more than %d addresses", rail.MaxEnds)
 	case len(m.Uuid) != 16:
 		return fmt.Errorf("uuid of %d bytes, want 16", len(m.Uuid))
 	}

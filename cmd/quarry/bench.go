@@ -170,7 +170,7 @@ func memoryOf(ctx context.Context, cluster *local.Cluster, exe string) (mem map[
 
 // clientConfig is the configuration of a client by the global flags.
 func (a *app) clientConfig() client.Config {
-	cfg := client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice.String(), Token: a.cli.Token, Tenant: a.cli.Tenant, TLS: a.tls, FabricTLS: a.fabric, Logger: a.log, AllowClear: a.cli.AllowClear}
+	cfg := client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice.String(), Token: a.cli.Token, Tenant: a.cli.Tenant, TLS: a.tls, FabricTLS: a.fabric, Logger: a.log, AllowClear: a.cli.AllowClear, Rails: a.cli.Rail, RailPolicy: a.cli.Rails}
 	if a.cli.KeyFile != "" {
 		cfg.Keys = client.KeyFile(a.cli.KeyFile)
 	}

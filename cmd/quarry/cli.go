@@ -17,6 +17,7 @@ import (
 
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/rdma/rail"
 	"github.com/quarrystore/quarry/rdma/tcp"
 )
 
@@ -37,6 +38,8 @@ type cli struct {
 	Insecure   bool          `name:"insecure" help:"Services: serve other hosts without certificates, token or password."`
 	Transport  string        `name:"fabric" aliases:"transport" default:"auto" enum:"auto,verbs,shm,tcp" help:"Transport: auto, verbs, shm or tcp."`
 	FabricTLS  string        `name:"fabric-tls" placeholder:"off|on|required" help:"Encrypt the tcp fabric: off, on (where both sides have certificates) or required; default on with --tls-cert, --tls-key and --tls-ca, else off."`
+	Rail       []string      `placeholder:"NAME[=ADDRESS]" help:"Networks that this process is on, comma separated, with the local address that connections come from: storage nodes with several tcp addresses are reached by one on these. A storage node's own are named in its --listen."`
+	Rails      string        `default:"warn" placeholder:"warn|strict" help:"Storage nodes that are on no --rail: reach them by another network, counted and logged (warn), or do not (strict)."`
 	RDMA       bool          `name:"require-rdma" help:"Fail where no RDMA adapter can be used."`
 	RDMADevice rdmaFlags     `embed:"" prefix:"rdma-" group:"RDMA"`
 	Timeout    time.Duration `placeholder:"10s" help:"Longest wait for one operation, 10s unless given. With --wait the longest wait for all of it, without bound unless given."`
@@ -148,6 +151,12 @@ func (a *app) prepare() error {
 	var err error
 	if a.fabric, err = tcp.NewTLS(a.cli.FabricTLS, a.trust); err != nil {
 		return usagef("--fabric-tls: %w", err)
+	}
+	if _, err := rail.ParseOwn(a.cli.Rail); err != nil {
+		return usagef("--rail: %w", err)
+	}
+	if _, err := rail.ParsePolicy(a.cli.Rails); err != nil {
+		return usagef("--rails: %w", err)
 	}
 	switch {
 	case a.cli.Timeout < 0:

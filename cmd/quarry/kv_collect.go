@@ -54,7 +54,7 @@ func (a *app) objects(ctx context.Context, regions []uint32, tenant *uint32, pro
 }
 
 func (a *app) fsckConfig(regions []uint32, progress func(done, total int), found func(fsck.Object)) fsck.Config {
-	return fsck.Config{Controllers: a.cli.Controller, Token: a.cli.Token, TLS: a.tls, FabricTLS: a.fabric, Transport: a.cli.Transport, Regions: regions, Progress: progress, Object: found}
+	return fsck.Config{Controllers: a.cli.Controller, Token: a.cli.Token, TLS: a.tls, FabricTLS: a.fabric, Rails: a.cli.Rail, RailPolicy: a.cli.Rails, Transport: a.cli.Transport, Regions: regions, Progress: progress, Object: found}
 }
 
 // treePatience bounds the check of a tree while some region is not open: a call for an object

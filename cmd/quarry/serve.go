@@ -20,12 +20,14 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/cmd/quarry/collect"
 	"github.com/quarrystore/quarry/controller"
 	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/internal/userdir"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+	"github.com/quarrystore/quarry/rdma/rail"
 	"github.com/quarrystore/quarry/storagenode"
 )
 
@@ -119,8 +121,8 @@ type storageCmd struct {
 	NUMA           string   `name:"numa" placeholder:"auto|N" help:"Use the processors and the memory of one NUMA node: a number, or that of the adapter (auto). Default: all."`
 	Capacity       sizeFlag `default:"64GiB" help:"Most bytes of all regions together. A region takes all of its memory, or disk, when it is made."`
 	Hugepages      sizeFlag `placeholder:"SIZE" help:"Keep regions on huge pages of this size, 2MiB or 1GiB, set aside when a region is made; not with --data."`
-	Listen         string   `default:"127.0.0.1:7421" placeholder:"HOST:PORT" help:"Port of the tcp fabric."`
-	Advertise      string   `placeholder:"HOST" help:"Name or address, without port, that others reach this node by; needed where it listens on all addresses."`
+	Listen         []string `default:"127.0.0.1:7421" placeholder:"[RAIL=]HOST:PORT" help:"Port of the tcp fabric. Several, comma separated: the node is at several networks, which RAIL names, and each HOST is one of its addresses."`
+	Advertise      string   `placeholder:"HOST" help:"Name or address, without port, that others reach this node by; needed where it listens on all addresses. Of a node with several --listen it is that of the other ports."`
 	Agent          string   `default:"127.0.0.1:7422" placeholder:"HOST:PORT" help:"Port that controllers call."`
 	Gossip         string   `name:"gossip-listen" placeholder:"HOST:PORT" help:"UDP port of the pulse, the cluster's failure detector; none turns it off. Default a free port beside --listen."`
 	Verbs          string   `name:"rdma-listen" placeholder:"HOST:PORT" help:"Port at which verbs clients exchange queue pairs; default a free one."`
@@ -141,7 +143,16 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	if name := cmp.Or(s.Name, own.Name); own.Name != "" && name != own.Name {
 		return usagef("--name %s: the certificate is of node %s", s.Name, own.Name)
 	}
-	if _, err := a.guardCluster(s.Listen, s.Agent); err != nil {
+	listen := strings.Join(s.Listen, ",")
+	ports, err := rail.ParseListen(listen)
+	if err != nil {
+		return usagef("--listen %w", err)
+	}
+	exposed := []string{s.Agent}
+	for _, p := range ports {
+		exposed = append(exposed, p.Address)
+	}
+	if _, err := a.guardCluster(exposed...); err != nil {
 		return err
 	}
 	cert, calls := a.serving(identity.Controller)
@@ -152,7 +163,7 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	defer port.close()
 	storagenode.Version = version
 	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: cmp.Or(s.Name, own.Name), ID: own, FailureDomain: s.Domain, Dir: s.Data, Format: s.Format, Shared: s.Shared, Host: s.Host, HostsGone: s.HostGone, Medium: s.Medium, Flush: s.Flush, DDIO: s.DDIO, NUMA: s.NUMA,
-		HugepageBytes: uint64(s.Hugepages), CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: s.Listen, AgentListen: s.Agent, GossipListen: s.Gossip, Socket: s.Socket, MaxSessions: s.MaxSessions, MaxConnections: s.MaxConnections, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: calls, FabricTLS: a.fabric, Logger: a.log})
+		HugepageBytes: uint64(s.Hugepages), CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: listen, StrictRails: a.cli.Rails == client.RailsStrict, AgentListen: s.Agent, GossipListen: s.Gossip, Socket: s.Socket, MaxSessions: s.MaxSessions, MaxConnections: s.MaxConnections, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: calls, FabricTLS: a.fabric, Logger: a.log})
 	if err != nil {
 		return inUse(err)
 	}
@@ -164,8 +175,8 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return errors.Join(err, n.Close())
 	}
-	err = a.ready(port.tell(map[string]string{"ready": "storage", "name": st.Name, "tcp": st.TCP, "shm": st.Socket, "verbs": st.Verbs, "agent": st.Agent}), func(w io.Writer) {
-		fmt.Fprintf(w, "storage node %s ready: tcp %s, shm %s, verbs %s, agent %s\n", st.Name, st.TCP, cmp.Or(st.Socket, "none"), cmp.Or(st.Verbs, "none"), st.Agent)
+	err = a.ready(port.tell(map[string]string{"ready": "storage", "name": st.Name, "tcp": st.TCP, "rails": railsText(st), "shm": st.Socket, "verbs": st.Verbs, "agent": st.Agent}), func(w io.Writer) {
+		fmt.Fprintf(w, "storage node %s ready: tcp %s, shm %s, verbs %s, agent %s\n", st.Name, railsText(st), cmp.Or(st.Socket, "none"), cmp.Or(st.Verbs, "none"), st.Agent)
 		port.text(w)
 	})
 	if err == nil {
@@ -181,6 +192,18 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 		}
 	}
 	return errors.Join(err, n.Close())
+}
+
+// railsText is the node's tcp addresses as --listen takes them.
+func railsText(st storagenode.Stats) string {
+	var all []string
+	for _, r := range st.Rails {
+		if r.Rail != "" {
+			r.Address = r.Rail + "=" + r.Address
+		}
+		all = append(all, r.Address)
+	}
+	return strings.Join(all, ",")
 }
 
 // devCmd is quarry dev: a controller with its etcd and storage nodes in one process.

@@ -5,12 +5,15 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+	"github.com/quarrystore/quarry/storagenode"
 )
 
 // statusCmd is quarry status. The views below are its JSON; their fields are stable.
@@ -29,7 +32,9 @@ type nodeView struct {
 	Used      uint64   `json:"used_bytes"`     // of that, the blocks in use, as the node reported last
 	Agent     string   `json:"agent_url"`
 	Endpoints []string `json:"endpoints"`
-	FabricTLS string   `json:"fabric_tls"` // encryption of its tcp fabric: off, on, required
+	// Rails are its addresses of the tcp fabric; see quarry storage --listen.
+	Rails     []storagenode.Rail `json:"rails"`
+	FabricTLS string             `json:"fabric_tls"` // encryption of its tcp fabric: off, on, required
 	// Atomicity is the atomicity domain of its regions: "cpu" where its processors execute the atomics of all clients, "adapter" where
 	// its adapter does.
 	Atomicity string `json:"atomicity_domain"`
@@ -198,6 +203,7 @@ func viewOf(s *quarrypb.StatusResponse) statusView {
 		for _, e := range n.Endpoints {
 			nv.Endpoints = append(nv.Endpoints, quarrypb.Word(e.Provider)+":"+e.Address)
 			if e.Provider == quarrypb.Provider_PROVIDER_TCP {
+				nv.Rails = append(nv.Rails, storagenode.Rail{Rail: e.Rail, Address: e.Address, NUMA: e.Numa, Megabits: e.Megabits})
 				nv.FabricTLS = quarrypb.Word(e.Tls)
 			}
 		}
@@ -332,7 +338,7 @@ func (v *statusView) text(w io.Writer) {
 	}
 	fmt.Fprintln(w, "\nNODE\tNAME\tSTATE\tPULSE\tFAILURE DOMAIN\tUSED\tRESERVED\tCAPACITY\tCONNECTIONS\tATOMICS\tFABRIC TLS\tENDPOINTS")
 	for _, n := range v.Nodes {
-		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Name, n.State, v.pulseText(n), n.Domain, bytesText(n.Used), bytesText(n.Hosted), bytesText(n.Capacity), providersInUse(n.Connected), n.Atomicity, cmp.Or(n.FabricTLS, "off"), strings.Join(n.Endpoints, " "))
+		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Name, n.State, v.pulseText(n), n.Domain, bytesText(n.Used), bytesText(n.Hosted), bytesText(n.Capacity), providersInUse(n.Connected), n.Atomicity, cmp.Or(n.FabricTLS, "off"), n.endpointsText())
 	}
 	for _, n := range v.Nodes {
 		if n.Trouble != "" {
@@ -513,4 +519,17 @@ func (c *sessionRevokeCmd) Run(ctx context.Context, a *app) error {
 	return a.print(map[string]any{"session": c.Session, "fenced": true}, func(w io.Writer) {
 		fmt.Fprintf(w, "session %d is fenced\n", c.Session)
 	})
+}
+
+// endpointsText is the node's endpoints, with the rails that they are on.
+func (n nodeView) endpointsText() string {
+	all := slices.Clone(n.Endpoints)
+	for i, e := range all {
+		for _, r := range n.Rails {
+			if r.Rail != "" && e == client.TransportTCP+":"+r.Address {
+				all[i] += "(" + r.Rail + ")"
+			}
+		}
+	}
+	return strings.Join(all, " ")
 }

@@ -176,7 +176,7 @@ func (f *workerFlags) keep(ctx context.Context, a *app, exe, name, node string, 
 			encryption = "" // workers with a token have nothing to show
 		}
 		cmd.Env = append(os.Environ(), "QUARRY_TOKEN="+cmp.Or(f.WorkerToken, a.cli.Token), "QUARRY_TLS_CERT="+cert, "QUARRY_TLS_KEY="+key, "QUARRY_TLS_CA="+a.cli.TLSCA, "QUARRY_FABRIC_TLS="+encryption,
-			"QUARRY_TENANT="+a.cli.Tenant, "QUARRY_KEY_FILE="+a.cli.KeyFile, "QUARRY_ALLOW_CLEAR="+strconv.FormatBool(a.cli.AllowClear), "QUARRY_CONFIG=")
+			"QUARRY_TENANT="+a.cli.Tenant, "QUARRY_KEY_FILE="+a.cli.KeyFile, "QUARRY_ALLOW_CLEAR="+strconv.FormatBool(a.cli.AllowClear), "QUARRY_CONFIG=", "QUARRY_RAIL="+strings.Join(a.cli.Rail, ","), "QUARRY_RAILS="+a.cli.Rails)
 		cmd.Stderr = a.errOut
 		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 		cmd.WaitDelay = 5 * time.Second

@@ -305,6 +305,22 @@ func (rc *reconfig) reconcile(g *region) *leg {
 		}}
 }
 
+// tcpAddresses is where the memory of a node is reached over tcp: the first address and, of a node with several, all of them.
+func tcpAddresses(n *quarrypb.Node) (first string, all []*quarrypb.Endpoint) {
+	for _, e := range n.Endpoints {
+		if e.Provider == quarrypb.Provider_PROVIDER_TCP {
+			all = append(all, proto.CloneOf(e))
+		}
+	}
+	switch len(all) {
+	case 0:
+		return "", nil
+	case 1:
+		return all[0].Address, nil
+	}
+	return all[0].Address, all
+}
+
 // workRequest describes a program and the region that it works on: the epoch and the replicas
 // that are not OUT, the primary first.
 func (m *Machine) workRequest(g *region, kind quarrypb.WorkKind, id uint64) *quarrypb.WorkRequest {
@@ -321,11 +337,7 @@ func (m *Machine) workRequest(g *region, kind quarrypb.WorkKind, id uint64) *qua
 		}
 		p := &quarrypb.WorkPeer{Node: r.Node, Name: m.node(r.Node).rec.Name, Incarnation: r.Incarnation, Rebuilding: r.State == rebuilding,
 			Fresh: kind == quarrypb.WorkKind_WORK_KIND_RECONCILE && g.fresh == fresh{r.Node, g.rec.Epoch}}
-		for _, e := range m.node(r.Node).rec.Endpoints {
-			if e.Provider == quarrypb.Provider_PROVIDER_TCP {
-				p.Address = e.Address
-			}
-		}
+		p.Address, p.Endpoints = tcpAddresses(m.node(r.Node).rec)
 		w.Peers = append(w.Peers, p)
 	}
 	return w

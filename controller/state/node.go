@@ -16,6 +16,7 @@ import (
 	"github.com/quarrystore/quarry/internal/pulse"
 	wire "github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/rdma/rail"
 )
 
 // This file has storage nodes: their registration, their heartbeats, and what is known of them.
@@ -330,12 +331,30 @@ func (m *Machine) checkNode(r *quarrypb.RegisterNodeRequest) *Error {
 			return errorf(Invalid, "node %s: persistence %q: want short words", n.Name, s)
 		}
 	}
+	if err := checkEndpoints(n); err != nil {
+		return err
+	}
+	return m.checkFound(r)
+}
+
+// checkEndpoints refuses addresses that no node has.
+func checkEndpoints(n *quarrypb.Node) *Error {
+	addresses := 0
 	for _, e := range n.Endpoints {
 		if e.Provider == 0 || !goodName(e.Address) || len(e.HostId) > MaxNameBytes {
 			return errorf(Invalid, "node %s: endpoint %v %q: want a provider and an address", n.Name, e.Provider, e.Address)
 		}
+		if e.Rail != "" && !rail.GoodName(e.Rail) {
+			return errorf(Invalid, "node %s: endpoint %q on rail %q: want a name of 1 to %d letters, digits, . _ -", n.Name, e.Address, e.Rail, rail.MaxNameBytes)
+		}
+		if e.Provider == quarrypb.Provider_PROVIDER_TCP {
+			addresses++
+		}
 	}
-	return m.checkFound(r)
+	if addresses > rail.MaxEnds {
+		return errorf(Invalid, "node %s: %d addresses of the tcp fabric, above the limit %d", n.Name, addresses, rail.MaxEnds)
+	}
+	return nil
 }
 
 // checkPlace refuses a failure domain or an agent's URL that no node has.

@@ -50,6 +50,8 @@ type Options struct {
 	DefaultReplicas bool
 	// Token that has every role; callers without a token are refused then.
 	Token string
+	// Listen are the nodes' addresses; see storagenode.Config.
+	Listen string
 	// Log shows what controllers and nodes say.
 	Log bool
 }
@@ -110,7 +112,7 @@ func (c *Cluster) StartController(listen string) {
 func (c *Cluster) NodeConfig(i int) storagenode.Config {
 	cfg := storagenode.Config{
 		Controllers: []string{c.Controller.URL()}, Name: fmt.Sprintf("node%d", i+1), FailureDomain: fmt.Sprintf("/dc/rack%d/host%d", i+1, i+1),
-		Socket: filepath.Join(c.T.TempDir(), "shm"), CapacityBytes: 4 * max(c.Options.RegionBytes, 16*proto.MinRegionBytes), Logger: c.logger(), Token: c.Options.Token,
+		Socket: filepath.Join(c.T.TempDir(), "shm"), CapacityBytes: 4 * max(c.Options.RegionBytes, 16*proto.MinRegionBytes), Logger: c.logger(), Token: c.Options.Token, Listen: c.Options.Listen,
 	}
 	if c.Options.Capacity > 0 {
 		cfg.CapacityBytes = c.Options.Capacity
