@@ -3,9 +3,12 @@ package storagenode_test
 import (
 	"bytes"
 	"context"
+	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -394,6 +397,9 @@ func TestConfigIsChecked(t *testing.T) {
 		"address already in use":                   func(c *storagenode.Config) { c.Listen = taken.Addr().String() },
 		"agent: listen":                            func(c *storagenode.Config) { c.AgentListen = taken.Addr().String() },
 		"the fabric port listens on all addresses": func(c *storagenode.Config) { c.Listen = ":0" },
+		"--listen \"a b=127.0.0.1:0\"":            func(c *storagenode.Config) { c.Listen = "a b=127.0.0.1:0" },
+		"--listen \"127.0.0.1\"":                  func(c *storagenode.Config) { c.Listen = "a=127.0.0.1:0,127.0.0.1" },
+		"is at all addresses: a node with several": func(c *storagenode.Config) { c.Listen, c.Advertise = "a=127.0.0.1:0,b=:0", "localhost" },
 		"the agent port listens on all addresses":  func(c *storagenode.Config) { c.AgentListen = "0.0.0.0:0" },
 		"advertised host":                          func(c *storagenode.Config) { c.Advertise = "host:80" },
 		"path is too long":                         func(c *storagenode.Config) { c.Socket = "/tmp/" + string(make([]byte, 200)) },
@@ -416,6 +422,35 @@ func TestConfigIsChecked(t *testing.T) {
 	require.ErrorContains(t, err, "storage node n1")
 	require.ErrorContains(t, err, cfg.Controllers[0])
 	require.NoFileExists(t, cfg.Socket)
+}
+
+// TestAddressesAreTold: a node is registered with every address of the tcp fabric and its rail, and serves at each. --advertise names its agent alone.
+func TestAddressesAreTold(t *testing.T) {
+	b := newBoss(t)
+	cfg := b.config("")
+	cfg.Listen, cfg.Advertise = "a=127.0.0.1:0,b-2=127.0.0.2:0,127.0.0.3:0", "localhost"
+	n := b.start(cfg)
+	node := b.registrations()[0].Node
+	require.Contains(t, node.AgentUrl, "localhost")
+	for i, rail := range []string{"a", "b-2", ""} {
+		e := node.Endpoints[i]
+		require.Equal(t, rail, e.Rail)
+		require.Equal(t, quarrypb.Provider_PROVIDER_TCP, e.Provider)
+		require.True(t, strings.HasPrefix(e.Address, fmt.Sprintf("127.0.0.%d:", i+1)), e.Address)
+		require.Equal(t, e.Address, n.Stats().Rails[i].Address)
+		c, err := net.Dial("tcp", e.Address)
+		require.NoError(t, err)
+		var challenge [host.ChallengeBytes]byte
+		_, err = io.ReadFull(c, challenge[:])
+		require.NoError(t, err, "it serves at %s", e.Address)
+		c.Close()
+	}
+	require.Equal(t, node.Endpoints[0].Address, n.Stats().TCP)
+	require.NoError(t, n.Close())
+	for i := range 3 {
+		_, err := net.Dial("tcp", node.Endpoints[i].Address)
+		require.Error(t, err, "closed")
+	}
 }
 
 func TestAdvertisedAddressIsTold(t *testing.T) {

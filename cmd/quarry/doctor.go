@@ -9,6 +9,7 @@ import (
 	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+	"github.com/quarrystore/quarry/rdma/rail"
 )
 
 type doctorCmd struct {
@@ -69,6 +70,7 @@ func (d *doctorCmd) findings(ctx context.Context, a *app) []doctor.Finding {
 		return list
 	}
 	c := doctor.Cluster{Controllers: a.cli.Controller, TLS: a.tls, Version: version}
+	c.Rails, _ = rail.ParseOwn(a.cli.Rail) // prepare has refused others
 	if a.trust != nil {
 		c.NodeTLS = a.trust.Client(identity.Node)
 	}

@@ -61,6 +61,7 @@ type Node struct {
 	Used        uint64            `json:"used"` // of Hosted, in blocks in use
 	Resident    uint64            `json:"resident"`
 	Lanes       map[string]uint32 `json:"lanes"`
+	Rails       []string          `json:"rails"`             // networks at which it has addresses, as its operator calls them
 	Persistence string            `json:"persistence"`       // of its memory, see quarrypb.Persistence.Text
 	Missing     []uint32          `json:"missing,omitempty"` // regions that were in its folder and were not when it started
 	Trouble     string            `json:"trouble,omitempty"` // why the controllers treat it as lost although it answers
@@ -164,7 +165,7 @@ func snapshotOf(st *quarrypb.StatusResponse) Snapshot {
 	}
 	for _, n := range st.GetTable().GetNodes() {
 		now.Nodes = append(now.Nodes, Node{ID: n.Id, Name: n.Name, Domain: n.FailureDomain, State: quarrypb.Word(n.State),
-			Capacity: n.CapacityBytes, Hosted: n.HostedBytes, Used: n.UsedBytes, Persistence: n.Persistence.Text(), Missing: n.MissingRegions, Trouble: n.Trouble, incarnation: n.Incarnation})
+			Capacity: n.CapacityBytes, Hosted: n.HostedBytes, Used: n.UsedBytes, Persistence: n.Persistence.Text(), Missing: n.MissingRegions, Trouble: n.Trouble, Rails: rails(n), incarnation: n.Incarnation})
 	}
 	for _, r := range st.GetTable().GetRegions() {
 		g := Region{ID: r.Id, State: quarrypb.Word(r.Shown()), Bytes: r.SizeBytes, Epoch: r.Epoch, Want: r.WantReplicas, Rebuilt: -1,
@@ -195,6 +196,16 @@ func holds(r *quarrypb.Region) string {
 		return "bytes"
 	}
 	return "objects"
+}
+
+// rails are the names of a node's networks.
+func rails(n *quarrypb.Node) (all []string) {
+	for _, e := range n.Endpoints {
+		if e.Rail != "" && !slices.Contains(all, e.Rail) {
+			all = append(all, e.Rail)
+		}
+	}
+	return all
 }
 
 // inspect looks at all nodes at once, and stores what they answer in looks. Those that do not answer have nothing to show.

@@ -15,6 +15,7 @@ import (
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/host/pmem"
+	"github.com/quarrystore/quarry/rdma/rail"
 )
 
 // VersionHeader of an answer of /healthz tells which version a service is.
@@ -28,6 +29,7 @@ type Cluster struct {
 	TLS         *tls.Config // for controllers
 	NodeTLS     *tls.Config // for agents
 	Version     string      // of this program
+	Rails       []rail.Own  // that this process is on
 }
 
 const (
@@ -145,6 +147,7 @@ func (c Cluster) nodes(ctx context.Context, versions map[string][]string) (out [
 		}
 		if serves {
 			out = append(out, c.ports(ctx, n, versions)...)
+			out = append(out, c.rails(n)...)
 			out = append(out, memory(n)...)
 		}
 	}
@@ -181,6 +184,9 @@ func (c Cluster) ports(ctx context.Context, n *quarrypb.Node, versions map[strin
 			continue // only on its host
 		}
 		provider := quarrypb.Word(e.Provider)
+		if e.Rail != "" {
+			provider += " on rail " + e.Rail
+		}
 		took, err := reach(ctx, e.Address)
 		if err != nil {
 			out = append(out, found("ports", Error, "open its port between clients and nodes; is --advertise right?", "%s of %s at %s: %v", provider, n.Name, e.Address, err))
@@ -195,6 +201,24 @@ func (c Cluster) ports(ctx context.Context, n *quarrypb.Node, versions map[strin
 		out = append(out, ok("ports", "%s of %s at %s connects in %v%s", provider, n.Name, e.Address, took.Round(10*time.Microsecond), encrypted))
 	}
 	return out
+}
+
+// rails says by which rail this process, as its --rail says, reaches a node.
+func (c Cluster) rails(n *quarrypb.Node) []Finding {
+	const check = "rails"
+	ends := rail.Ends(n.Endpoints, quarrypb.Provider_PROVIDER_TCP)
+	if len(c.Rails) == 0 || len(ends) == 0 {
+		return nil
+	}
+	paths, err := rail.Choose(rail.Question{Own: c.Rails, Ends: ends, Memory: rail.Memory(n), Strict: true})
+	if err != nil {
+		return []Finding{found(check, Warning, "give the node an address there (quarry storage --listen RAIL=HOST:PORT), or this process a rail of the node (--rail)", "%s: %v", n.Name, err)}
+	}
+	name := paths[0].End.Rail
+	if name == "" {
+		name = "no named rail"
+	}
+	return []Finding{ok(check, "%s is reached at %s, %s; ways by the rails of this process: %d", n.Name, paths[0].End.Address, name, len(paths))}
 }
 
 // memory says how a node's regions are kept, where they lie, and whether more of them have room.

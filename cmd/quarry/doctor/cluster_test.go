@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/rdma/rail"
 )
 
 // service answers /healthz as one of a version whose wall clock is off.
@@ -36,6 +37,23 @@ func TestClusterThatIsWell(t *testing.T) {
 	list := c.Check(t.Context())
 	require.Equal(t, OK, Worst(list), "%+v", list)
 	require.Contains(t, list, ok("durability", "n1: regions on devdax are flushed by clwb, for clients: appliance, DDIO is off"))
+}
+
+// TestRails: the doctor says by which rail of this process a node is reached, and warns where there is none.
+func TestRails(t *testing.T) {
+	node := func(rails ...string) *quarrypb.Node {
+		n := &quarrypb.Node{Name: "n1"}
+		for _, r := range rails {
+			n.Endpoints = append(n.Endpoints, &quarrypb.Endpoint{Provider: quarrypb.Provider_PROVIDER_TCP, Address: "host-" + r + ":1", Rail: r})
+		}
+		return n
+	}
+	c := Cluster{Rails: []rail.Own{{Name: "b"}}}
+	require.Equal(t, []Finding{ok("rails", "n1 is reached at host-b:1, b; ways by the rails of this process: 1")}, c.rails(node("a", "b")))
+	require.Equal(t, []Finding{ok("rails", "n1 is reached at host-:1, no named rail; ways by the rails of this process: 1")}, c.rails(node("a", "")))
+	require.Equal(t, Warning, Worst(c.rails(node("a", "c"))))
+	require.Empty(t, c.rails(node()), "no tcp")
+	require.Empty(t, Cluster{}.rails(node("a")), "this process has named no rail")
 }
 
 func TestClusterThatIsNot(t *testing.T) {

@@ -76,7 +76,7 @@ function drawNodes(s) {
     const r = rates[rates.length - 1];
     const lanes = Object.entries(n.lanes || {}).map(([k, v]) => `${v} ${k}`).join(', ') || 'no';
     div.append(text('p', n.answers ? `${r ? count(r.verbs) : '-'} verbs/s, ${r ? size(r.read) : '-'}/s read, ${r ? size(r.written) : '-'}/s written` : n.asked ? 'its agent does not answer' : '- verbs/s', n.asked && !n.answers ? 'bad' : ''));
-    div.append(text('p', `${lanes} connections` + (n.answers ? `, agent answers in ${(n.answer_us / 1000).toFixed(1)} ms` : ''), 'dim'), spark(rates));
+    div.append(text('p', `${lanes} connections` + (n.answers ? `, agent answers in ${(n.answer_us / 1000).toFixed(1)} ms` : '') + ((n.rails || []).length ? `, rails ${n.rails.join(', ')}` : ''), 'dim'), spark(rates));
     all.append(div);
   }
   $('nodes').replaceChildren(all);
