@@ -49,6 +49,9 @@ var dataPath = Dashboard{UID: "quarry-data-path", Title: "Quarry / Data path", R
 			"slabs taken over: sum(rate(quarry_client_fence_certificates_total[$__rate_interval]))",
 			"connections made anew: sum(rate(quarry_client_connection_resets_total[$__rate_interval]))",
 			"epoch was over: sum(rate(quarry_client_stale_chains_total[$__rate_interval]))"}},
+		{Title: "Networks", Type: Lines, Unit: "ops", Help: "Addresses of nodes that did not answer, and connections to nodes that are on none of the client's rails.", Queries: []string{
+			"{{instance}}, no answer: sum by (instance) (rate(quarry_client_rail_failures_total[$__rate_interval]))",
+			"{{instance}}, across rails: sum by (instance) (rate(quarry_client_cross_rail_total[$__rate_interval]))"}},
 		{Title: "Payloads refused", Type: Lines, Unit: "ops", Help: "not_authentic: no holder of the key has written them there.", Queries: []string{"{{reason}}: sum by (reason) (rate(quarry_client_refused_payloads_total[$__rate_interval]))"}},
 	}},
 	{"Nodes", []Panel{
