@@ -41,10 +41,7 @@ func (c *Client) dialTCP(ctx context.Context, n *quarrypb.Node, as *rdma.Credent
 	var used rail.Path
 	err = rail.Try(ctx, paths, isRefused, func(share context.Context, p rail.Path) (err error) {
 		used = p
-		if conn, err = c.dialers.by(p, several).Dial(share, p.End.Address, as.For(n.Id, n.Name), lane); err == nil && several {
-			err = rightNode(conn, n)
-		}
-		if err == nil {
+		if conn, err = c.dialers.by(p, several).Dial(share, p.End.Address, as.For(n.Id, n.Name), lane); err == nil {
 			return nil
 		}
 		if several && ctx.Err() == nil && !isRefused(err) && !errors.Is(err, rdma.ErrTLS) {
@@ -61,18 +58,6 @@ func (c *Client) dialTCP(ctx context.Context, n *quarrypb.Node, as *rdma.Credent
 	}
 	c.downs.Answered(used)
 	return conn, &used, nil
-}
-
-// rightNode closes a connection to another node than the one that is wanted: an address of one rail leads to different nodes from different hosts
-// where it is given twice.
-func rightNode(conn rdma.Conn, n *quarrypb.Node) error {
-	if p, ok := conn.(rdma.Peer); ok {
-		if id, _ := p.Peer(); id != n.Id {
-			conn.Close()
-			return fmt.Errorf("%w: node %d answers there", rdma.ErrBroken, id)
-		}
-	}
-	return nil
 }
 
 // crossing counts a connection across rails, and warns once of each rail of a node's incarnation.
