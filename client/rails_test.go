@@ -31,7 +31,7 @@ type railsReport struct {
 }
 
 // railsLoad has a writer for each of four objects, until standard input ends. Then every object must hold what was acknowledged last. For
-// each line of input it prints one when every writer has had 100 more writes acknowledged.
+// each line of input it prints one when every writer has had 100 more writes acknowledged, and a watch has delivered one of these of the first.
 func railsLoad(url string) error {
 	ctx := context.Background()
 	c, err := client.Connect(ctx, client.Config{Controllers: []string{url}, Rails: strings.Split(os.Getenv("QUARRY_TEST_RAIL"), ","), RailPolicy: client.RailsStrict,
@@ -54,11 +54,31 @@ func railsLoad(url string) error {
 	}
 	var done atomic.Bool
 	var writes [4]atomic.Uint64
+	var watched atomic.Uint64 // newest write of writer 0 that the watch has delivered
+	watching, endWatch := context.WithCancel(ctx)
+	defer endWatch()
 	var wg sync.WaitGroup
 	for w := range 4 {
 		ref, err := c.Alloc(ctx, binary.LittleEndian.AppendUint64(nil, 0), client.AllocOptions{})
 		if err != nil {
 			return err
+		}
+		if w == 0 {
+			watch, err := c.Watch(ctx, ref)
+			if err != nil {
+				return err
+			}
+			defer watch.Close()
+			wg.Go(func() {
+				for watching.Err() == nil {
+					if b, _, err := watch.Next(watching, nil); err == nil {
+						watched.Store(binary.LittleEndian.Uint64(b))
+					} else if watching.Err() == nil {
+						fault("watch: %v", err)
+						return
+					}
+				}
+			})
 		}
 		wg.Go(func() {
 			var last uint64
@@ -69,6 +89,7 @@ func railsLoad(url string) error {
 				}
 				last = n
 				writes[w].Store(n)
+				time.Sleep(time.Millisecond) // what counts is the cut, not the number of writes
 			}
 			if b, err := c.Read(ctx, ref, nil); err != nil || binary.LittleEndian.Uint64(b) != last {
 				fault("writer %d: %x is read, %d was acknowledged last: %v", w, b, last, err)
@@ -76,14 +97,19 @@ func railsLoad(url string) error {
 		})
 	}
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		told := writes[0].Load() + 100
 		for i := range writes {
 			for want := writes[i].Load() + 100; writes[i].Load() < want && !faulty(); {
 				time.Sleep(time.Millisecond)
 			}
 		}
+		for watched.Load() < told && !faulty() {
+			time.Sleep(time.Millisecond)
+		}
 		fmt.Println("progress")
 	}
 	done.Store(true)
+	endWatch()
 	wg.Wait()
 	for i := range writes {
 		report.Writes += writes[i].Load()
