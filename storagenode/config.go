@@ -78,7 +78,7 @@ type Config struct {
 	// that of Listen and of AgentListen. Needed where they listen on all addresses. It does not hold for several addresses of Listen.
 	Advertise string
 	// GossipListen is where the cluster's pulse is heard, host:port of UDP;
-	// default a free port of the host in Listen. NoGossip takes no part in it.
+	// default a free port of the host in Listen or, if that has several addresses, in AgentListen. NoGossip takes no part in it.
 	GossipListen string
 	// Socket is the path of the shm fabric's socket; default in Dir or, without one,
 	// in the system's folder for temporary files. "none" serves no shm.

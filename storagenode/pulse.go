@@ -34,7 +34,7 @@ func (n *Node) listenPulse(ctx context.Context) (err error) {
 		return nil
 	}
 	if listen == "" {
-		host, err := n.cfg.fabricHost()
+		host, err := n.cfg.pulseHost()
 		if err != nil {
 			return err
 		}

@@ -77,6 +77,16 @@ func (c Config) fabricHost() (string, error) {
 	return host, err
 }
 
+// pulseHost is where the pulse is heard unless it is said: beside the fabric or, on a node at several networks, beside the agent, so that a
+// network of the fabric that is cut does not silence it.
+func (c Config) pulseHost() (string, error) {
+	if !strings.Contains(c.Listen, ",") {
+		return c.fabricHost()
+	}
+	host, _, err := net.SplitHostPort(c.AgentListen)
+	return host, err
+}
+
 // serveTCP accepts tcp clients at every port. All ports have one access control: a lane that comes back by another address
 // ends its old connection first.
 func (n *Node) serveTCP() {

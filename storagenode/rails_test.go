@@ -77,3 +77,12 @@ func TestWorkPeersAreBounded(t *testing.T) {
 	m.Peers[0].Endpoints = append(m.Peers[0].Endpoints, nil)
 	require.ErrorContains(t, checkWork(m), "addresses")
 }
+
+// TestPulseIsBesideTheAgent: a network of the fabric that is cut does not silence the pulse of a node at several.
+func TestPulseIsBesideTheAgent(t *testing.T) {
+	for listen, want := range map[string]string{"127.0.0.2:0": "127.0.0.2", "a=127.0.0.2:0": "127.0.0.2", "a=127.0.0.2:0,b=127.0.0.4:0": "127.0.0.3"} {
+		host, err := Config{Listen: listen, AgentListen: "127.0.0.3:0"}.pulseHost()
+		require.NoError(t, err)
+		require.Equal(t, want, host, listen)
+	}
+}

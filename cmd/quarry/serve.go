@@ -124,7 +124,7 @@ type storageCmd struct {
 	Listen         []string `default:"127.0.0.1:7421" placeholder:"[RAIL=]HOST:PORT" help:"Port of the tcp fabric. Several, comma separated: the node is at several networks, which RAIL names, and each HOST is one of its addresses."`
 	Advertise      string   `placeholder:"HOST" help:"Name or address, without port, that others reach this node by; needed where it listens on all addresses. Of a node with several --listen it is that of the other ports."`
 	Agent          string   `default:"127.0.0.1:7422" placeholder:"HOST:PORT" help:"Port that controllers call."`
-	Gossip         string   `name:"gossip-listen" placeholder:"HOST:PORT" help:"UDP port of the pulse, the cluster's failure detector; none turns it off. Default a free port beside --listen."`
+	Gossip         string   `name:"gossip-listen" placeholder:"HOST:PORT" help:"UDP port of the pulse, the cluster's failure detector; none turns it off. Default a free port beside --listen, or beside --agent if that has several addresses."`
 	Verbs          string   `name:"rdma-listen" placeholder:"HOST:PORT" help:"Port at which verbs clients exchange queue pairs; default a free one."`
 	MaxSessions    int      `placeholder:"N" help:"Most client sessions that are connected at once; default 4096. Others are refused, and use other nodes."`
 	MaxConnections int      `placeholder:"N" help:"Most connections of clients at once, one for each lane; default 16384."`
