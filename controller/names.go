@@ -134,7 +134,9 @@ func (s *service) changeName(ctx context.Context, tenant uint32, name string, op
 		if kvs := res.Responses[1].GetResponseRange().Kvs; len(kvs) == 0 || kvs[0].CreateRevision != t.rev {
 			return nil, s.notLeading()
 		}
+		return res, nil
 	}
+	t.pushes.acknowledge(tenant, res.Header.Revision)
 	return res, nil
 }
 

@@ -141,6 +141,7 @@ func (s *service) CreateNames(ctx context.Context, r *connect.Request[quarrypb.C
 		}
 		return nil, nothingMade(in.id, r.Msg.Serial)
 	}
+	t.pushes.acknowledge(in.id, res.Header.Revision)
 	for _, n := range names {
 		n.Revision = uint64(res.Header.Revision)
 	}

@@ -134,10 +134,13 @@ func (s *service) openedForJob(ctx context.Context, h http.Header, res *quarrypb
 	return errors.Join(err, revoked)
 }
 
-// Heartbeat also records the connection, whose end may be the end of the client.
+// Heartbeat also records the connection, whose end may be the end of the client, and adds how far names have changed.
 func (s *service) Heartbeat(ctx context.Context, r *connect.Request[quarrypb.HeartbeatRequest]) (*connect.Response[quarrypb.HeartbeatResponse], error) {
 	res, err := do[quarrypb.HeartbeatResponse](ctx, s, r.Msg, nil)
 	if err == nil {
+		if t := s.c.term.Load(); t != nil { // the one that has answered, or a later one
+			t.latestName(res.Msg)
+		}
 		s.c.sessionHeartbeat(ctx, r.Msg.Serial)
 	}
 	return res, err

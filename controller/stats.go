@@ -27,6 +27,7 @@ type counted struct {
 	// suspicions of nodes, by source
 	suspicions [sources]atomic.Uint64
 	tables     atomic.Uint64
+	pushes     atomic.Uint64 // messages of WatchNames
 }
 
 // commit counts one transaction.
@@ -62,7 +63,10 @@ type Stats struct {
 	FailedCommits uint64
 	Requests      []rpcstats.Call
 	Watches       int64
-	AgentCalls    []rpcstats.Call
+	// NameWatchers are calls of WatchNames under way, WatchedNames the names that they watch, NamePushes the messages that were sent.
+	NameWatchers, WatchedNames int
+	NamePushes                 uint64
+	AgentCalls                 []rpcstats.Call
 	// Deposed leaders, by this controller; Suspicions of storage nodes by SuspicionSources.
 	Deposed    uint64
 	Elections  uint64 // of etcd, in which the pulse had this controller's member campaign
@@ -92,7 +96,9 @@ func (c *Controller) Stats(ctx context.Context) Stats {
 	if l := c.pulse.list.Load(); l != nil {
 		s.Members, s.Pulses = l.Members(), l.Counts()
 	}
+	s.NamePushes = k.pushes.Load()
 	if t := c.term.Load(); t != nil {
+		s.NameWatchers, s.WatchedNames = t.pushes.watched()
 		if out, err := t.ask(ctx, &quarrypb.StatusRequest{}, nil); err == nil {
 			s.Status, _ = out.(*quarrypb.StatusResponse)
 		}

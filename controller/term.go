@@ -50,6 +50,7 @@ type term struct {
 	lastID  atomic.Uint64                // number of the last request
 	round   atomic.Pointer[round]        // of the table
 	names   nameCount
+	pushes  namePushes
 	wg      sync.WaitGroup // of calls to agents and transactions under way
 	turns   atomic.Int64   // of run; hung once watchTurns has ended the term
 	end     sync.Once      // closes over
@@ -300,6 +301,7 @@ func (t *term) extend(ctx context.Context) (state.Lead, bool) {
 	if err != nil || len(res.Kvs) == 0 || res.Kvs[0].CreateRevision != t.rev {
 		return state.Lead{}, false
 	}
+	t.pushes.begin(res.Header.Revision) // the first time behind all changes of former leaders
 	return state.Lead{Until: min(sent+int64(t.c.cfg.hold()), t.leased.Load())}, true
 }
 

@@ -64,6 +64,7 @@ var table = map[string]rule{
 	c.ControllerLookupNamesProcedure: users,
 	c.ControllerSwapNameProcedure:    users,
 	c.ControllerListNamesProcedure:   users,
+	c.ControllerWatchNamesProcedure:  users,
 	c.ControllerDeleteNameProcedure:  deleters,
 
 	c.ControllerDelegateJobProcedure:    users,

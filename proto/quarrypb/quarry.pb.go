@@ -2329,10 +2329,14 @@ type HeartbeatResponse struct {
 	KeyId           uint64                 `protobuf:"varint,5,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"` // of the key that signs tickets now
 	// In place of those that a former key has made, where the request shows such a ticket. From the
 	// next call on the session shows these.
-	Ticket        *Ticket `protobuf:"bytes,6,opt,name=ticket,proto3" json:"ticket,omitempty"`
-	Proof         []byte  `protobuf:"bytes,7,opt,name=proof,proto3" json:"proof,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Ticket *Ticket `protobuf:"bytes,6,opt,name=ticket,proto3" json:"ticket,omitempty"`
+	Proof  []byte  `protobuf:"bytes,7,opt,name=proof,proto3" json:"proof,omitempty"`
+	// No change of a name that was acknowledged before the request has a later revision: of names in the tenant
+	// "default", and of names in other tenants.
+	NamesRevision       uint64 `protobuf:"varint,8,opt,name=names_revision,json=namesRevision,proto3" json:"names_revision,omitempty"`
+	TenantNamesRevision uint64 `protobuf:"varint,9,opt,name=tenant_names_revision,json=tenantNamesRevision,proto3" json:"tenant_names_revision,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *HeartbeatResponse) Reset() {
@@ -2412,6 +2416,20 @@ func (x *HeartbeatResponse) GetProof() []byte {
 		return x.Proof
 	}
 	return nil
+}
+
+func (x *HeartbeatResponse) GetNamesRevision() uint64 {
+	if x != nil {
+		return x.NamesRevision
+	}
+	return 0
+}
+
+func (x *HeartbeatResponse) GetTenantNamesRevision() uint64 {
+	if x != nil {
+		return x.TenantNamesRevision
+	}
+	return 0
 }
 
 type CloseSessionRequest struct {
@@ -3767,6 +3785,120 @@ func (x *ListNamesResponse) GetMore() bool {
 	return false
 }
 
+type WatchNamesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Names         []string               `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchNamesRequest) Reset() {
+	*x = WatchNamesRequest{}
+	mi := &file_quarry_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchNamesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchNamesRequest) ProtoMessage() {}
+
+func (x *WatchNamesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchNamesRequest.ProtoReflect.Descriptor instead.
+func (*WatchNamesRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *WatchNamesRequest) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+// The first one has all names of the request, each in one of the lists. A later one has those that have changed since, and
+// may have none.
+type NamesUpdate struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Names         []*Name                `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`        // present entries
+	Gone          []string               `protobuf:"bytes,2,rep,name=gone,proto3" json:"gone,omitempty"`          // names without an entry
+	Denied        []string               `protobuf:"bytes,3,rep,name=denied,proto3" json:"denied,omitempty"`      // names that the caller may not read
+	Revision      uint64                 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"` // the caller has all changes up to this one
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NamesUpdate) Reset() {
+	*x = NamesUpdate{}
+	mi := &file_quarry_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NamesUpdate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NamesUpdate) ProtoMessage() {}
+
+func (x *NamesUpdate) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NamesUpdate.ProtoReflect.Descriptor instead.
+func (*NamesUpdate) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *NamesUpdate) GetNames() []*Name {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *NamesUpdate) GetGone() []string {
+	if x != nil {
+		return x.Gone
+	}
+	return nil
+}
+
+func (x *NamesUpdate) GetDenied() []string {
+	if x != nil {
+		return x.Denied
+	}
+	return nil
+}
+
+func (x *NamesUpdate) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 type HostedRegion struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Region        uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`
@@ -3780,7 +3912,7 @@ type HostedRegion struct {
 
 func (x *HostedRegion) Reset() {
 	*x = HostedRegion{}
-	mi := &file_quarry_proto_msgTypes[45]
+	mi := &file_quarry_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3792,7 +3924,7 @@ func (x *HostedRegion) String() string {
 func (*HostedRegion) ProtoMessage() {}
 
 func (x *HostedRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[45]
+	mi := &file_quarry_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3805,7 +3937,7 @@ func (x *HostedRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostedRegion.ProtoReflect.Descriptor instead.
 func (*HostedRegion) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{45}
+	return file_quarry_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *HostedRegion) GetRegion() uint32 {
@@ -3858,7 +3990,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[46]
+	mi := &file_quarry_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3870,7 +4002,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[46]
+	mi := &file_quarry_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3883,7 +4015,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{46}
+	return file_quarry_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RegisterNodeRequest) GetNode() *Node {
@@ -3941,7 +4073,7 @@ type RegisterNodeResponse struct {
 
 func (x *RegisterNodeResponse) Reset() {
 	*x = RegisterNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3953,7 +4085,7 @@ func (x *RegisterNodeResponse) String() string {
 func (*RegisterNodeResponse) ProtoMessage() {}
 
 func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3966,7 +4098,7 @@ func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeResponse.ProtoReflect.Descriptor instead.
 func (*RegisterNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{47}
+	return file_quarry_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RegisterNodeResponse) GetId() uint32 {
@@ -4061,7 +4193,7 @@ type NodeHeartbeatRequest struct {
 
 func (x *NodeHeartbeatRequest) Reset() {
 	*x = NodeHeartbeatRequest{}
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4073,7 +4205,7 @@ func (x *NodeHeartbeatRequest) String() string {
 func (*NodeHeartbeatRequest) ProtoMessage() {}
 
 func (x *NodeHeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4086,7 +4218,7 @@ func (x *NodeHeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*NodeHeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{48}
+	return file_quarry_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *NodeHeartbeatRequest) GetId() uint32 {
@@ -4186,7 +4318,7 @@ type NodeHeartbeatResponse struct {
 
 func (x *NodeHeartbeatResponse) Reset() {
 	*x = NodeHeartbeatResponse{}
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4198,7 +4330,7 @@ func (x *NodeHeartbeatResponse) String() string {
 func (*NodeHeartbeatResponse) ProtoMessage() {}
 
 func (x *NodeHeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4211,7 +4343,7 @@ func (x *NodeHeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*NodeHeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{49}
+	return file_quarry_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *NodeHeartbeatResponse) GetUnknown() bool {
@@ -4290,7 +4422,7 @@ type HostRegionRequest struct {
 
 func (x *HostRegionRequest) Reset() {
 	*x = HostRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4302,7 +4434,7 @@ func (x *HostRegionRequest) String() string {
 func (*HostRegionRequest) ProtoMessage() {}
 
 func (x *HostRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4315,7 +4447,7 @@ func (x *HostRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRegionRequest.ProtoReflect.Descriptor instead.
 func (*HostRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{50}
+	return file_quarry_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *HostRegionRequest) GetRegion() uint32 {
@@ -4396,7 +4528,7 @@ type HostRegionResponse struct {
 
 func (x *HostRegionResponse) Reset() {
 	*x = HostRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4408,7 +4540,7 @@ func (x *HostRegionResponse) String() string {
 func (*HostRegionResponse) ProtoMessage() {}
 
 func (x *HostRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4421,7 +4553,7 @@ func (x *HostRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRegionResponse.ProtoReflect.Descriptor instead.
 func (*HostRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{51}
+	return file_quarry_proto_rawDescGZIP(), []int{53}
 }
 
 type OpenRegionRequest struct {
@@ -4436,7 +4568,7 @@ type OpenRegionRequest struct {
 
 func (x *OpenRegionRequest) Reset() {
 	*x = OpenRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4448,7 +4580,7 @@ func (x *OpenRegionRequest) String() string {
 func (*OpenRegionRequest) ProtoMessage() {}
 
 func (x *OpenRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4461,7 +4593,7 @@ func (x *OpenRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRegionRequest.ProtoReflect.Descriptor instead.
 func (*OpenRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{52}
+	return file_quarry_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *OpenRegionRequest) GetRegion() uint32 {
@@ -4500,7 +4632,7 @@ type OpenRegionResponse struct {
 
 func (x *OpenRegionResponse) Reset() {
 	*x = OpenRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[53]
+	mi := &file_quarry_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4512,7 +4644,7 @@ func (x *OpenRegionResponse) String() string {
 func (*OpenRegionResponse) ProtoMessage() {}
 
 func (x *OpenRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[53]
+	mi := &file_quarry_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4525,7 +4657,7 @@ func (x *OpenRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRegionResponse.ProtoReflect.Descriptor instead.
 func (*OpenRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{53}
+	return file_quarry_proto_rawDescGZIP(), []int{55}
 }
 
 // CloseRegion names the newest epoch to close: a replica opened under a later one
@@ -4541,7 +4673,7 @@ type CloseRegionRequest struct {
 
 func (x *CloseRegionRequest) Reset() {
 	*x = CloseRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[54]
+	mi := &file_quarry_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4553,7 +4685,7 @@ func (x *CloseRegionRequest) String() string {
 func (*CloseRegionRequest) ProtoMessage() {}
 
 func (x *CloseRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[54]
+	mi := &file_quarry_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4566,7 +4698,7 @@ func (x *CloseRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRegionRequest.ProtoReflect.Descriptor instead.
 func (*CloseRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{54}
+	return file_quarry_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *CloseRegionRequest) GetRegion() uint32 {
@@ -4598,7 +4730,7 @@ type CloseRegionResponse struct {
 
 func (x *CloseRegionResponse) Reset() {
 	*x = CloseRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[55]
+	mi := &file_quarry_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4610,7 +4742,7 @@ func (x *CloseRegionResponse) String() string {
 func (*CloseRegionResponse) ProtoMessage() {}
 
 func (x *CloseRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[55]
+	mi := &file_quarry_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4623,7 +4755,7 @@ func (x *CloseRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRegionResponse.ProtoReflect.Descriptor instead.
 func (*CloseRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{55}
+	return file_quarry_proto_rawDescGZIP(), []int{57}
 }
 
 // DropRegion names the region's epoch too: memory that was opened under a later one stays.
@@ -4638,7 +4770,7 @@ type DropRegionRequest struct {
 
 func (x *DropRegionRequest) Reset() {
 	*x = DropRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[56]
+	mi := &file_quarry_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4650,7 +4782,7 @@ func (x *DropRegionRequest) String() string {
 func (*DropRegionRequest) ProtoMessage() {}
 
 func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[56]
+	mi := &file_quarry_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4663,7 +4795,7 @@ func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionRequest.ProtoReflect.Descriptor instead.
 func (*DropRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{56}
+	return file_quarry_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DropRegionRequest) GetRegion() uint32 {
@@ -4695,7 +4827,7 @@ type DropRegionResponse struct {
 
 func (x *DropRegionResponse) Reset() {
 	*x = DropRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[57]
+	mi := &file_quarry_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4707,7 +4839,7 @@ func (x *DropRegionResponse) String() string {
 func (*DropRegionResponse) ProtoMessage() {}
 
 func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[57]
+	mi := &file_quarry_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4720,7 +4852,7 @@ func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionResponse.ProtoReflect.Descriptor instead.
 func (*DropRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{57}
+	return file_quarry_proto_rawDescGZIP(), []int{59}
 }
 
 type FenceRequest struct {
@@ -4733,7 +4865,7 @@ type FenceRequest struct {
 
 func (x *FenceRequest) Reset() {
 	*x = FenceRequest{}
-	mi := &file_quarry_proto_msgTypes[58]
+	mi := &file_quarry_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4745,7 +4877,7 @@ func (x *FenceRequest) String() string {
 func (*FenceRequest) ProtoMessage() {}
 
 func (x *FenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[58]
+	mi := &file_quarry_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4758,7 +4890,7 @@ func (x *FenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceRequest.ProtoReflect.Descriptor instead.
 func (*FenceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{58}
+	return file_quarry_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *FenceRequest) GetSerials() []uint64 {
@@ -4783,7 +4915,7 @@ type FenceResponse struct {
 
 func (x *FenceResponse) Reset() {
 	*x = FenceResponse{}
-	mi := &file_quarry_proto_msgTypes[59]
+	mi := &file_quarry_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4795,7 +4927,7 @@ func (x *FenceResponse) String() string {
 func (*FenceResponse) ProtoMessage() {}
 
 func (x *FenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[59]
+	mi := &file_quarry_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4808,7 +4940,7 @@ func (x *FenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceResponse.ProtoReflect.Descriptor instead.
 func (*FenceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{59}
+	return file_quarry_proto_rawDescGZIP(), []int{61}
 }
 
 // WorkPeer is a replica that the program works on.
@@ -4827,7 +4959,7 @@ type WorkPeer struct {
 
 func (x *WorkPeer) Reset() {
 	*x = WorkPeer{}
-	mi := &file_quarry_proto_msgTypes[60]
+	mi := &file_quarry_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4839,7 +4971,7 @@ func (x *WorkPeer) String() string {
 func (*WorkPeer) ProtoMessage() {}
 
 func (x *WorkPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[60]
+	mi := &file_quarry_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4852,7 +4984,7 @@ func (x *WorkPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPeer.ProtoReflect.Descriptor instead.
 func (*WorkPeer) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{60}
+	return file_quarry_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *WorkPeer) GetNode() uint32 {
@@ -4924,7 +5056,7 @@ type WorkRequest struct {
 
 func (x *WorkRequest) Reset() {
 	*x = WorkRequest{}
-	mi := &file_quarry_proto_msgTypes[61]
+	mi := &file_quarry_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4936,7 +5068,7 @@ func (x *WorkRequest) String() string {
 func (*WorkRequest) ProtoMessage() {}
 
 func (x *WorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[61]
+	mi := &file_quarry_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4949,7 +5081,7 @@ func (x *WorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkRequest.ProtoReflect.Descriptor instead.
 func (*WorkRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{61}
+	return file_quarry_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *WorkRequest) GetRegion() uint32 {
@@ -5053,7 +5185,7 @@ type WorkResponse struct {
 
 func (x *WorkResponse) Reset() {
 	*x = WorkResponse{}
-	mi := &file_quarry_proto_msgTypes[62]
+	mi := &file_quarry_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5065,7 +5197,7 @@ func (x *WorkResponse) String() string {
 func (*WorkResponse) ProtoMessage() {}
 
 func (x *WorkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[62]
+	mi := &file_quarry_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5078,7 +5210,7 @@ func (x *WorkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkResponse.ProtoReflect.Descriptor instead.
 func (*WorkResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{62}
+	return file_quarry_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *WorkResponse) GetDone() bool {
@@ -5138,7 +5270,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_quarry_proto_msgTypes[63]
+	mi := &file_quarry_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5150,7 +5282,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[63]
+	mi := &file_quarry_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5163,7 +5295,7 @@ func (x *PingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingRequest.ProtoReflect.Descriptor instead.
 func (*PingRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{63}
+	return file_quarry_proto_rawDescGZIP(), []int{65}
 }
 
 type PingResponse struct {
@@ -5179,7 +5311,7 @@ type PingResponse struct {
 
 func (x *PingResponse) Reset() {
 	*x = PingResponse{}
-	mi := &file_quarry_proto_msgTypes[64]
+	mi := &file_quarry_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5191,7 +5323,7 @@ func (x *PingResponse) String() string {
 func (*PingResponse) ProtoMessage() {}
 
 func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[64]
+	mi := &file_quarry_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5204,7 +5336,7 @@ func (x *PingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingResponse.ProtoReflect.Descriptor instead.
 func (*PingResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{64}
+	return file_quarry_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *PingResponse) GetId() uint32 {
@@ -5238,7 +5370,7 @@ type AddNodeRequest struct {
 
 func (x *AddNodeRequest) Reset() {
 	*x = AddNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5250,7 +5382,7 @@ func (x *AddNodeRequest) String() string {
 func (*AddNodeRequest) ProtoMessage() {}
 
 func (x *AddNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5263,7 +5395,7 @@ func (x *AddNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddNodeRequest.ProtoReflect.Descriptor instead.
 func (*AddNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{65}
+	return file_quarry_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *AddNodeRequest) GetName() string {
@@ -5282,7 +5414,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5294,7 +5426,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5307,7 +5439,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{66}
+	return file_quarry_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *DrainNodeRequest) GetName() string {
@@ -5327,7 +5459,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5339,7 +5471,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5352,7 +5484,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{67}
+	return file_quarry_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -5383,7 +5515,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[68]
+	mi := &file_quarry_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5395,7 +5527,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[68]
+	mi := &file_quarry_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5408,7 +5540,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{68}
+	return file_quarry_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RemoveNodeRequest) GetName() string {
@@ -5446,7 +5578,7 @@ type SetDefaultsRequest struct {
 
 func (x *SetDefaultsRequest) Reset() {
 	*x = SetDefaultsRequest{}
-	mi := &file_quarry_proto_msgTypes[69]
+	mi := &file_quarry_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5458,7 +5590,7 @@ func (x *SetDefaultsRequest) String() string {
 func (*SetDefaultsRequest) ProtoMessage() {}
 
 func (x *SetDefaultsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[69]
+	mi := &file_quarry_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5471,7 +5603,7 @@ func (x *SetDefaultsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDefaultsRequest.ProtoReflect.Descriptor instead.
 func (*SetDefaultsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{69}
+	return file_quarry_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *SetDefaultsRequest) GetReplicas() uint32 {
@@ -5500,7 +5632,7 @@ type SetDefaultsResponse struct {
 
 func (x *SetDefaultsResponse) Reset() {
 	*x = SetDefaultsResponse{}
-	mi := &file_quarry_proto_msgTypes[70]
+	mi := &file_quarry_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5512,7 +5644,7 @@ func (x *SetDefaultsResponse) String() string {
 func (*SetDefaultsResponse) ProtoMessage() {}
 
 func (x *SetDefaultsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[70]
+	mi := &file_quarry_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5525,7 +5657,7 @@ func (x *SetDefaultsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDefaultsResponse.ProtoReflect.Descriptor instead.
 func (*SetDefaultsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{70}
+	return file_quarry_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *SetDefaultsResponse) GetReplicas() uint32 {
@@ -5566,7 +5698,7 @@ type ForgetNodeRequest struct {
 
 func (x *ForgetNodeRequest) Reset() {
 	*x = ForgetNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[71]
+	mi := &file_quarry_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5578,7 +5710,7 @@ func (x *ForgetNodeRequest) String() string {
 func (*ForgetNodeRequest) ProtoMessage() {}
 
 func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[71]
+	mi := &file_quarry_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5591,7 +5723,7 @@ func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeRequest.ProtoReflect.Descriptor instead.
 func (*ForgetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{71}
+	return file_quarry_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ForgetNodeRequest) GetName() string {
@@ -5609,7 +5741,7 @@ type ForgetNodeResponse struct {
 
 func (x *ForgetNodeResponse) Reset() {
 	*x = ForgetNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[72]
+	mi := &file_quarry_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5621,7 +5753,7 @@ func (x *ForgetNodeResponse) String() string {
 func (*ForgetNodeResponse) ProtoMessage() {}
 
 func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[72]
+	mi := &file_quarry_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5634,7 +5766,7 @@ func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeResponse.ProtoReflect.Descriptor instead.
 func (*ForgetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{72}
+	return file_quarry_proto_rawDescGZIP(), []int{74}
 }
 
 // RemoveRegion deletes a region. The region must be LOST and the field lost must be set: memory of the
@@ -5649,7 +5781,7 @@ type RemoveRegionRequest struct {
 
 func (x *RemoveRegionRequest) Reset() {
 	*x = RemoveRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[73]
+	mi := &file_quarry_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5661,7 +5793,7 @@ func (x *RemoveRegionRequest) String() string {
 func (*RemoveRegionRequest) ProtoMessage() {}
 
 func (x *RemoveRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[73]
+	mi := &file_quarry_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5674,7 +5806,7 @@ func (x *RemoveRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRegionRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{73}
+	return file_quarry_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RemoveRegionRequest) GetRegion() uint32 {
@@ -5699,7 +5831,7 @@ type RemoveRegionResponse struct {
 
 func (x *RemoveRegionResponse) Reset() {
 	*x = RemoveRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[74]
+	mi := &file_quarry_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5711,7 +5843,7 @@ func (x *RemoveRegionResponse) String() string {
 func (*RemoveRegionResponse) ProtoMessage() {}
 
 func (x *RemoveRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[74]
+	mi := &file_quarry_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5724,7 +5856,7 @@ func (x *RemoveRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRegionResponse.ProtoReflect.Descriptor instead.
 func (*RemoveRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{74}
+	return file_quarry_proto_rawDescGZIP(), []int{76}
 }
 
 type MoveRegionRequest struct {
@@ -5738,7 +5870,7 @@ type MoveRegionRequest struct {
 
 func (x *MoveRegionRequest) Reset() {
 	*x = MoveRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[75]
+	mi := &file_quarry_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5750,7 +5882,7 @@ func (x *MoveRegionRequest) String() string {
 func (*MoveRegionRequest) ProtoMessage() {}
 
 func (x *MoveRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[75]
+	mi := &file_quarry_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5763,7 +5895,7 @@ func (x *MoveRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveRegionRequest.ProtoReflect.Descriptor instead.
 func (*MoveRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{75}
+	return file_quarry_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *MoveRegionRequest) GetRegion() uint32 {
@@ -5796,7 +5928,7 @@ type RebalanceRequest struct {
 
 func (x *RebalanceRequest) Reset() {
 	*x = RebalanceRequest{}
-	mi := &file_quarry_proto_msgTypes[76]
+	mi := &file_quarry_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5808,7 +5940,7 @@ func (x *RebalanceRequest) String() string {
 func (*RebalanceRequest) ProtoMessage() {}
 
 func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[76]
+	mi := &file_quarry_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5821,7 +5953,7 @@ func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
 func (*RebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{76}
+	return file_quarry_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *RebalanceRequest) GetDryRun() bool {
@@ -5842,7 +5974,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_quarry_proto_msgTypes[77]
+	mi := &file_quarry_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5854,7 +5986,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[77]
+	mi := &file_quarry_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5867,7 +5999,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{77}
+	return file_quarry_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Move) GetRegion() uint32 {
@@ -5900,7 +6032,7 @@ type RebalanceResponse struct {
 
 func (x *RebalanceResponse) Reset() {
 	*x = RebalanceResponse{}
-	mi := &file_quarry_proto_msgTypes[78]
+	mi := &file_quarry_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5912,7 +6044,7 @@ func (x *RebalanceResponse) String() string {
 func (*RebalanceResponse) ProtoMessage() {}
 
 func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[78]
+	mi := &file_quarry_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5925,7 +6057,7 @@ func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceResponse.ProtoReflect.Descriptor instead.
 func (*RebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{78}
+	return file_quarry_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RebalanceResponse) GetMoves() []*Move {
@@ -5943,7 +6075,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5955,7 +6087,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5968,7 +6100,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{79}
+	return file_quarry_proto_rawDescGZIP(), []int{81}
 }
 
 type ListKeysRequest struct {
@@ -5979,7 +6111,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5991,7 +6123,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6004,7 +6136,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{80}
+	return file_quarry_proto_rawDescGZIP(), []int{82}
 }
 
 // KeyInfo is a signing key as operators see it.
@@ -6019,7 +6151,7 @@ type KeyInfo struct {
 
 func (x *KeyInfo) Reset() {
 	*x = KeyInfo{}
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6031,7 +6163,7 @@ func (x *KeyInfo) String() string {
 func (*KeyInfo) ProtoMessage() {}
 
 func (x *KeyInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6044,7 +6176,7 @@ func (x *KeyInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyInfo.ProtoReflect.Descriptor instead.
 func (*KeyInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{81}
+	return file_quarry_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *KeyInfo) GetId() uint64 {
@@ -6078,7 +6210,7 @@ type KeysResponse struct {
 
 func (x *KeysResponse) Reset() {
 	*x = KeysResponse{}
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6090,7 +6222,7 @@ func (x *KeysResponse) String() string {
 func (*KeysResponse) ProtoMessage() {}
 
 func (x *KeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6103,7 +6235,7 @@ func (x *KeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysResponse.ProtoReflect.Descriptor instead.
 func (*KeysResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{82}
+	return file_quarry_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *KeysResponse) GetKeys() []*KeyInfo {
@@ -6139,7 +6271,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6151,7 +6283,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6164,7 +6296,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{83}
+	return file_quarry_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Cluster) GetUuid() []byte {
@@ -6256,7 +6388,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6268,7 +6400,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6281,7 +6413,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{84}
+	return file_quarry_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Tenant) GetId() uint32 {
@@ -6353,7 +6485,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6365,7 +6497,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6378,7 +6510,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{85}
+	return file_quarry_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Grant) GetIdentity() string {
@@ -6422,7 +6554,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6434,7 +6566,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6447,7 +6579,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{86}
+	return file_quarry_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *TenantUse) GetBytes() uint64 {
@@ -6492,7 +6624,7 @@ type SigningKeys struct {
 
 func (x *SigningKeys) Reset() {
 	*x = SigningKeys{}
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6504,7 +6636,7 @@ func (x *SigningKeys) String() string {
 func (*SigningKeys) ProtoMessage() {}
 
 func (x *SigningKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6517,7 +6649,7 @@ func (x *SigningKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SigningKeys.ProtoReflect.Descriptor instead.
 func (*SigningKeys) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{87}
+	return file_quarry_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *SigningKeys) GetCurrent() *SigningKey {
@@ -6558,7 +6690,7 @@ type SigningKey struct {
 
 func (x *SigningKey) Reset() {
 	*x = SigningKey{}
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6570,7 +6702,7 @@ func (x *SigningKey) String() string {
 func (*SigningKey) ProtoMessage() {}
 
 func (x *SigningKey) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6583,7 +6715,7 @@ func (x *SigningKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SigningKey.ProtoReflect.Descriptor instead.
 func (*SigningKey) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{88}
+	return file_quarry_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *SigningKey) GetSeed() []byte {
@@ -6608,7 +6740,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_quarry_proto_msgTypes[89]
+	mi := &file_quarry_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6620,7 +6752,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[89]
+	mi := &file_quarry_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6633,7 +6765,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{89}
+	return file_quarry_proto_rawDescGZIP(), []int{91}
 }
 
 type ControllerInfo struct {
@@ -6647,7 +6779,7 @@ type ControllerInfo struct {
 
 func (x *ControllerInfo) Reset() {
 	*x = ControllerInfo{}
-	mi := &file_quarry_proto_msgTypes[90]
+	mi := &file_quarry_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6659,7 +6791,7 @@ func (x *ControllerInfo) String() string {
 func (*ControllerInfo) ProtoMessage() {}
 
 func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[90]
+	mi := &file_quarry_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6672,7 +6804,7 @@ func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerInfo.ProtoReflect.Descriptor instead.
 func (*ControllerInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{90}
+	return file_quarry_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ControllerInfo) GetName() string {
@@ -6722,7 +6854,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_quarry_proto_msgTypes[91]
+	mi := &file_quarry_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6734,7 +6866,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[91]
+	mi := &file_quarry_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6747,7 +6879,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{91}
+	return file_quarry_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *StatusResponse) GetTable() *Table {
@@ -6860,7 +6992,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_quarry_proto_msgTypes[92]
+	mi := &file_quarry_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6872,7 +7004,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[92]
+	mi := &file_quarry_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6885,7 +7017,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{92}
+	return file_quarry_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *Member) GetKind() string {
@@ -6970,7 +7102,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_quarry_proto_msgTypes[93]
+	mi := &file_quarry_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6982,7 +7114,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[93]
+	mi := &file_quarry_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6995,7 +7127,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{93}
+	return file_quarry_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *Progress) GetRegion() uint32 {
@@ -7072,7 +7204,7 @@ type InspectNodeRequest struct {
 
 func (x *InspectNodeRequest) Reset() {
 	*x = InspectNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[94]
+	mi := &file_quarry_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7084,7 +7216,7 @@ func (x *InspectNodeRequest) String() string {
 func (*InspectNodeRequest) ProtoMessage() {}
 
 func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[94]
+	mi := &file_quarry_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7097,7 +7229,7 @@ func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeRequest.ProtoReflect.Descriptor instead.
 func (*InspectNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{94}
+	return file_quarry_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *InspectNodeRequest) GetNode() uint32 {
@@ -7128,7 +7260,7 @@ type InspectNodeResponse struct {
 
 func (x *InspectNodeResponse) Reset() {
 	*x = InspectNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[95]
+	mi := &file_quarry_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7140,7 +7272,7 @@ func (x *InspectNodeResponse) String() string {
 func (*InspectNodeResponse) ProtoMessage() {}
 
 func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[95]
+	mi := &file_quarry_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7153,7 +7285,7 @@ func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeResponse.ProtoReflect.Descriptor instead.
 func (*InspectNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{95}
+	return file_quarry_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *InspectNodeResponse) GetRegions() []*RegionMap {
@@ -7211,7 +7343,7 @@ type RegionMap struct {
 
 func (x *RegionMap) Reset() {
 	*x = RegionMap{}
-	mi := &file_quarry_proto_msgTypes[96]
+	mi := &file_quarry_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7223,7 +7355,7 @@ func (x *RegionMap) String() string {
 func (*RegionMap) ProtoMessage() {}
 
 func (x *RegionMap) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[96]
+	mi := &file_quarry_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7236,7 +7368,7 @@ func (x *RegionMap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionMap.ProtoReflect.Descriptor instead.
 func (*RegionMap) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{96}
+	return file_quarry_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RegionMap) GetRegion() uint32 {
@@ -7261,7 +7393,7 @@ type ListControllersRequest struct {
 
 func (x *ListControllersRequest) Reset() {
 	*x = ListControllersRequest{}
-	mi := &file_quarry_proto_msgTypes[97]
+	mi := &file_quarry_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7273,7 +7405,7 @@ func (x *ListControllersRequest) String() string {
 func (*ListControllersRequest) ProtoMessage() {}
 
 func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[97]
+	mi := &file_quarry_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7286,7 +7418,7 @@ func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersRequest.ProtoReflect.Descriptor instead.
 func (*ListControllersRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{97}
+	return file_quarry_proto_rawDescGZIP(), []int{99}
 }
 
 // ControllerMember is a controller as a member of the etcd that the controllers run.
@@ -7305,7 +7437,7 @@ type ControllerMember struct {
 
 func (x *ControllerMember) Reset() {
 	*x = ControllerMember{}
-	mi := &file_quarry_proto_msgTypes[98]
+	mi := &file_quarry_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7317,7 +7449,7 @@ func (x *ControllerMember) String() string {
 func (*ControllerMember) ProtoMessage() {}
 
 func (x *ControllerMember) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[98]
+	mi := &file_quarry_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7330,7 +7462,7 @@ func (x *ControllerMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerMember.ProtoReflect.Descriptor instead.
 func (*ControllerMember) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{98}
+	return file_quarry_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ControllerMember) GetId() uint64 {
@@ -7395,7 +7527,7 @@ type ListControllersResponse struct {
 
 func (x *ListControllersResponse) Reset() {
 	*x = ListControllersResponse{}
-	mi := &file_quarry_proto_msgTypes[99]
+	mi := &file_quarry_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7407,7 +7539,7 @@ func (x *ListControllersResponse) String() string {
 func (*ListControllersResponse) ProtoMessage() {}
 
 func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[99]
+	mi := &file_quarry_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7420,7 +7552,7 @@ func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersResponse.ProtoReflect.Descriptor instead.
 func (*ListControllersResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{99}
+	return file_quarry_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ListControllersResponse) GetEmbedded() bool {
@@ -7470,7 +7602,7 @@ type AddControllerRequest struct {
 
 func (x *AddControllerRequest) Reset() {
 	*x = AddControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[100]
+	mi := &file_quarry_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7482,7 +7614,7 @@ func (x *AddControllerRequest) String() string {
 func (*AddControllerRequest) ProtoMessage() {}
 
 func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[100]
+	mi := &file_quarry_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7495,7 +7627,7 @@ func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerRequest.ProtoReflect.Descriptor instead.
 func (*AddControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{100}
+	return file_quarry_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *AddControllerRequest) GetName() string {
@@ -7528,7 +7660,7 @@ type AddControllerResponse struct {
 
 func (x *AddControllerResponse) Reset() {
 	*x = AddControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[101]
+	mi := &file_quarry_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7540,7 +7672,7 @@ func (x *AddControllerResponse) String() string {
 func (*AddControllerResponse) ProtoMessage() {}
 
 func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[101]
+	mi := &file_quarry_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7553,7 +7685,7 @@ func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerResponse.ProtoReflect.Descriptor instead.
 func (*AddControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{101}
+	return file_quarry_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *AddControllerResponse) GetInitialCluster() string {
@@ -7572,7 +7704,7 @@ type RemoveControllerRequest struct {
 
 func (x *RemoveControllerRequest) Reset() {
 	*x = RemoveControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[102]
+	mi := &file_quarry_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7584,7 +7716,7 @@ func (x *RemoveControllerRequest) String() string {
 func (*RemoveControllerRequest) ProtoMessage() {}
 
 func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[102]
+	mi := &file_quarry_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7597,7 +7729,7 @@ func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{102}
+	return file_quarry_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *RemoveControllerRequest) GetName() string {
@@ -7615,7 +7747,7 @@ type RemoveControllerResponse struct {
 
 func (x *RemoveControllerResponse) Reset() {
 	*x = RemoveControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[103]
+	mi := &file_quarry_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7627,7 +7759,7 @@ func (x *RemoveControllerResponse) String() string {
 func (*RemoveControllerResponse) ProtoMessage() {}
 
 func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[103]
+	mi := &file_quarry_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7640,7 +7772,7 @@ func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{103}
+	return file_quarry_proto_rawDescGZIP(), []int{105}
 }
 
 // Token is what is kept of a token: not the token.
@@ -7657,7 +7789,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_quarry_proto_msgTypes[104]
+	mi := &file_quarry_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7669,7 +7801,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[104]
+	mi := &file_quarry_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7682,7 +7814,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{104}
+	return file_quarry_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *Token) GetId() string {
@@ -7731,7 +7863,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_quarry_proto_msgTypes[105]
+	mi := &file_quarry_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7743,7 +7875,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[105]
+	mi := &file_quarry_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7756,7 +7888,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{105}
+	return file_quarry_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *CreateTokenRequest) GetRole() string {
@@ -7790,7 +7922,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_quarry_proto_msgTypes[106]
+	mi := &file_quarry_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7802,7 +7934,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[106]
+	mi := &file_quarry_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7815,7 +7947,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{106}
+	return file_quarry_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -7840,7 +7972,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_quarry_proto_msgTypes[107]
+	mi := &file_quarry_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7852,7 +7984,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[107]
+	mi := &file_quarry_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7865,7 +7997,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{107}
+	return file_quarry_proto_rawDescGZIP(), []int{109}
 }
 
 type ListTokensResponse struct {
@@ -7877,7 +8009,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_quarry_proto_msgTypes[108]
+	mi := &file_quarry_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7889,7 +8021,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[108]
+	mi := &file_quarry_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7902,7 +8034,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{108}
+	return file_quarry_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -7921,7 +8053,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_quarry_proto_msgTypes[109]
+	mi := &file_quarry_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7933,7 +8065,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[109]
+	mi := &file_quarry_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7946,7 +8078,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{109}
+	return file_quarry_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *RevokeTokenRequest) GetId() string {
@@ -7964,7 +8096,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_quarry_proto_msgTypes[110]
+	mi := &file_quarry_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7976,7 +8108,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[110]
+	mi := &file_quarry_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7989,7 +8121,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{110}
+	return file_quarry_proto_rawDescGZIP(), []int{112}
 }
 
 type CreateTenantRequest struct {
@@ -8004,7 +8136,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[111]
+	mi := &file_quarry_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8016,7 +8148,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[111]
+	mi := &file_quarry_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8029,7 +8161,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{111}
+	return file_quarry_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -8072,7 +8204,7 @@ type SetTenantRequest struct {
 
 func (x *SetTenantRequest) Reset() {
 	*x = SetTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[112]
+	mi := &file_quarry_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8084,7 +8216,7 @@ func (x *SetTenantRequest) String() string {
 func (*SetTenantRequest) ProtoMessage() {}
 
 func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[112]
+	mi := &file_quarry_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8097,7 +8229,7 @@ func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantRequest.ProtoReflect.Descriptor instead.
 func (*SetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{112}
+	return file_quarry_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *SetTenantRequest) GetName() string {
@@ -8138,7 +8270,7 @@ type GrantRequest struct {
 
 func (x *GrantRequest) Reset() {
 	*x = GrantRequest{}
-	mi := &file_quarry_proto_msgTypes[113]
+	mi := &file_quarry_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8150,7 +8282,7 @@ func (x *GrantRequest) String() string {
 func (*GrantRequest) ProtoMessage() {}
 
 func (x *GrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[113]
+	mi := &file_quarry_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8163,7 +8295,7 @@ func (x *GrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantRequest.ProtoReflect.Descriptor instead.
 func (*GrantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{113}
+	return file_quarry_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *GrantRequest) GetTenant() string {
@@ -8192,7 +8324,7 @@ type RevokeGrantRequest struct {
 
 func (x *RevokeGrantRequest) Reset() {
 	*x = RevokeGrantRequest{}
-	mi := &file_quarry_proto_msgTypes[114]
+	mi := &file_quarry_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8204,7 +8336,7 @@ func (x *RevokeGrantRequest) String() string {
 func (*RevokeGrantRequest) ProtoMessage() {}
 
 func (x *RevokeGrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[114]
+	mi := &file_quarry_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8217,7 +8349,7 @@ func (x *RevokeGrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeGrantRequest.ProtoReflect.Descriptor instead.
 func (*RevokeGrantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{114}
+	return file_quarry_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *RevokeGrantRequest) GetTenant() string {
@@ -8258,7 +8390,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[115]
+	mi := &file_quarry_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8270,7 +8402,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[115]
+	mi := &file_quarry_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8283,7 +8415,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{115}
+	return file_quarry_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *DeleteTenantRequest) GetName() string {
@@ -8313,7 +8445,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_quarry_proto_msgTypes[116]
+	mi := &file_quarry_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8325,7 +8457,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[116]
+	mi := &file_quarry_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8338,7 +8470,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{116}
+	return file_quarry_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *DeleteTenantResponse) GetUnderWay() bool {
@@ -8370,7 +8502,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_quarry_proto_msgTypes[117]
+	mi := &file_quarry_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8382,7 +8514,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[117]
+	mi := &file_quarry_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8395,7 +8527,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{117}
+	return file_quarry_proto_rawDescGZIP(), []int{119}
 }
 
 type ListTenantsResponse struct {
@@ -8407,7 +8539,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_quarry_proto_msgTypes[118]
+	mi := &file_quarry_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8419,7 +8551,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[118]
+	mi := &file_quarry_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8432,7 +8564,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{118}
+	return file_quarry_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -8465,7 +8597,7 @@ type Delegation struct {
 
 func (x *Delegation) Reset() {
 	*x = Delegation{}
-	mi := &file_quarry_proto_msgTypes[119]
+	mi := &file_quarry_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8477,7 +8609,7 @@ func (x *Delegation) String() string {
 func (*Delegation) ProtoMessage() {}
 
 func (x *Delegation) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[119]
+	mi := &file_quarry_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8490,7 +8622,7 @@ func (x *Delegation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delegation.ProtoReflect.Descriptor instead.
 func (*Delegation) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{119}
+	return file_quarry_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *Delegation) GetJob() uint64 {
@@ -8588,7 +8720,7 @@ type DelegateJobRequest struct {
 
 func (x *DelegateJobRequest) Reset() {
 	*x = DelegateJobRequest{}
-	mi := &file_quarry_proto_msgTypes[120]
+	mi := &file_quarry_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8600,7 +8732,7 @@ func (x *DelegateJobRequest) String() string {
 func (*DelegateJobRequest) ProtoMessage() {}
 
 func (x *DelegateJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[120]
+	mi := &file_quarry_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8613,7 +8745,7 @@ func (x *DelegateJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelegateJobRequest.ProtoReflect.Descriptor instead.
 func (*DelegateJobRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{120}
+	return file_quarry_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *DelegateJobRequest) GetJob() uint64 {
@@ -8647,7 +8779,7 @@ type EndDelegationRequest struct {
 
 func (x *EndDelegationRequest) Reset() {
 	*x = EndDelegationRequest{}
-	mi := &file_quarry_proto_msgTypes[121]
+	mi := &file_quarry_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8659,7 +8791,7 @@ func (x *EndDelegationRequest) String() string {
 func (*EndDelegationRequest) ProtoMessage() {}
 
 func (x *EndDelegationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[121]
+	mi := &file_quarry_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8672,7 +8804,7 @@ func (x *EndDelegationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDelegationRequest.ProtoReflect.Descriptor instead.
 func (*EndDelegationRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{121}
+	return file_quarry_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *EndDelegationRequest) GetJob() uint64 {
@@ -8697,7 +8829,7 @@ type EndDelegationResponse struct {
 
 func (x *EndDelegationResponse) Reset() {
 	*x = EndDelegationResponse{}
-	mi := &file_quarry_proto_msgTypes[122]
+	mi := &file_quarry_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8709,7 +8841,7 @@ func (x *EndDelegationResponse) String() string {
 func (*EndDelegationResponse) ProtoMessage() {}
 
 func (x *EndDelegationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[122]
+	mi := &file_quarry_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8722,7 +8854,7 @@ func (x *EndDelegationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDelegationResponse.ProtoReflect.Descriptor instead.
 func (*EndDelegationResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{122}
+	return file_quarry_proto_rawDescGZIP(), []int{124}
 }
 
 // QueuedJob is a place in the queue for the quota of records between map and reduce. It is a record of its own.
@@ -8741,7 +8873,7 @@ type QueuedJob struct {
 
 func (x *QueuedJob) Reset() {
 	*x = QueuedJob{}
-	mi := &file_quarry_proto_msgTypes[123]
+	mi := &file_quarry_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8753,7 +8885,7 @@ func (x *QueuedJob) String() string {
 func (*QueuedJob) ProtoMessage() {}
 
 func (x *QueuedJob) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[123]
+	mi := &file_quarry_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8766,7 +8898,7 @@ func (x *QueuedJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueuedJob.ProtoReflect.Descriptor instead.
 func (*QueuedJob) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{123}
+	return file_quarry_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *QueuedJob) GetJob() uint64 {
@@ -8829,7 +8961,7 @@ type QueueJobRequest struct {
 
 func (x *QueueJobRequest) Reset() {
 	*x = QueueJobRequest{}
-	mi := &file_quarry_proto_msgTypes[124]
+	mi := &file_quarry_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8841,7 +8973,7 @@ func (x *QueueJobRequest) String() string {
 func (*QueueJobRequest) ProtoMessage() {}
 
 func (x *QueueJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[124]
+	mi := &file_quarry_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8854,7 +8986,7 @@ func (x *QueueJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueJobRequest.ProtoReflect.Descriptor instead.
 func (*QueueJobRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{124}
+	return file_quarry_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *QueueJobRequest) GetJob() uint64 {
@@ -8886,7 +9018,7 @@ type QueueJobResponse struct {
 
 func (x *QueueJobResponse) Reset() {
 	*x = QueueJobResponse{}
-	mi := &file_quarry_proto_msgTypes[125]
+	mi := &file_quarry_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8898,7 +9030,7 @@ func (x *QueueJobResponse) String() string {
 func (*QueueJobResponse) ProtoMessage() {}
 
 func (x *QueueJobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[125]
+	mi := &file_quarry_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8911,7 +9043,7 @@ func (x *QueueJobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueJobResponse.ProtoReflect.Descriptor instead.
 func (*QueueJobResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{125}
+	return file_quarry_proto_rawDescGZIP(), []int{127}
 }
 
 type AdmitJobRequest struct {
@@ -8923,7 +9055,7 @@ type AdmitJobRequest struct {
 
 func (x *AdmitJobRequest) Reset() {
 	*x = AdmitJobRequest{}
-	mi := &file_quarry_proto_msgTypes[126]
+	mi := &file_quarry_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8935,7 +9067,7 @@ func (x *AdmitJobRequest) String() string {
 func (*AdmitJobRequest) ProtoMessage() {}
 
 func (x *AdmitJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[126]
+	mi := &file_quarry_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8948,7 +9080,7 @@ func (x *AdmitJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitJobRequest.ProtoReflect.Descriptor instead.
 func (*AdmitJobRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{126}
+	return file_quarry_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *AdmitJobRequest) GetJob() uint64 {
@@ -8969,7 +9101,7 @@ type AdmitJobResponse struct {
 
 func (x *AdmitJobResponse) Reset() {
 	*x = AdmitJobResponse{}
-	mi := &file_quarry_proto_msgTypes[127]
+	mi := &file_quarry_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8981,7 +9113,7 @@ func (x *AdmitJobResponse) String() string {
 func (*AdmitJobResponse) ProtoMessage() {}
 
 func (x *AdmitJobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[127]
+	mi := &file_quarry_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8994,7 +9126,7 @@ func (x *AdmitJobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitJobResponse.ProtoReflect.Descriptor instead.
 func (*AdmitJobResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{127}
+	return file_quarry_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *AdmitJobResponse) GetAdmitted() bool {
@@ -9027,7 +9159,7 @@ type LeaveJobQueueRequest struct {
 
 func (x *LeaveJobQueueRequest) Reset() {
 	*x = LeaveJobQueueRequest{}
-	mi := &file_quarry_proto_msgTypes[128]
+	mi := &file_quarry_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9039,7 +9171,7 @@ func (x *LeaveJobQueueRequest) String() string {
 func (*LeaveJobQueueRequest) ProtoMessage() {}
 
 func (x *LeaveJobQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[128]
+	mi := &file_quarry_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9052,7 +9184,7 @@ func (x *LeaveJobQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveJobQueueRequest.ProtoReflect.Descriptor instead.
 func (*LeaveJobQueueRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{128}
+	return file_quarry_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *LeaveJobQueueRequest) GetJob() uint64 {
@@ -9070,7 +9202,7 @@ type LeaveJobQueueResponse struct {
 
 func (x *LeaveJobQueueResponse) Reset() {
 	*x = LeaveJobQueueResponse{}
-	mi := &file_quarry_proto_msgTypes[129]
+	mi := &file_quarry_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9082,7 +9214,7 @@ func (x *LeaveJobQueueResponse) String() string {
 func (*LeaveJobQueueResponse) ProtoMessage() {}
 
 func (x *LeaveJobQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[129]
+	mi := &file_quarry_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9095,7 +9227,7 @@ func (x *LeaveJobQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveJobQueueResponse.ProtoReflect.Descriptor instead.
 func (*LeaveJobQueueResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{129}
+	return file_quarry_proto_rawDescGZIP(), []int{131}
 }
 
 type ListJobQueueRequest struct {
@@ -9106,7 +9238,7 @@ type ListJobQueueRequest struct {
 
 func (x *ListJobQueueRequest) Reset() {
 	*x = ListJobQueueRequest{}
-	mi := &file_quarry_proto_msgTypes[130]
+	mi := &file_quarry_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9118,7 +9250,7 @@ func (x *ListJobQueueRequest) String() string {
 func (*ListJobQueueRequest) ProtoMessage() {}
 
 func (x *ListJobQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[130]
+	mi := &file_quarry_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9131,7 +9263,7 @@ func (x *ListJobQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobQueueRequest.ProtoReflect.Descriptor instead.
 func (*ListJobQueueRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{130}
+	return file_quarry_proto_rawDescGZIP(), []int{132}
 }
 
 type ListJobQueueResponse struct {
@@ -9145,7 +9277,7 @@ type ListJobQueueResponse struct {
 
 func (x *ListJobQueueResponse) Reset() {
 	*x = ListJobQueueResponse{}
-	mi := &file_quarry_proto_msgTypes[131]
+	mi := &file_quarry_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9157,7 +9289,7 @@ func (x *ListJobQueueResponse) String() string {
 func (*ListJobQueueResponse) ProtoMessage() {}
 
 func (x *ListJobQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[131]
+	mi := &file_quarry_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9170,7 +9302,7 @@ func (x *ListJobQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobQueueResponse.ProtoReflect.Descriptor instead.
 func (*ListJobQueueResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{131}
+	return file_quarry_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *ListJobQueueResponse) GetQuotaBytes() uint64 {
@@ -9207,7 +9339,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_quarry_proto_msgTypes[132]
+	mi := &file_quarry_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9219,7 +9351,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[132]
+	mi := &file_quarry_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9232,7 +9364,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{132}
+	return file_quarry_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *Worker) GetName() string {
@@ -9272,7 +9404,7 @@ type PollJobsRequest struct {
 
 func (x *PollJobsRequest) Reset() {
 	*x = PollJobsRequest{}
-	mi := &file_quarry_proto_msgTypes[133]
+	mi := &file_quarry_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9284,7 +9416,7 @@ func (x *PollJobsRequest) String() string {
 func (*PollJobsRequest) ProtoMessage() {}
 
 func (x *PollJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[133]
+	mi := &file_quarry_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9297,7 +9429,7 @@ func (x *PollJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PollJobsRequest.ProtoReflect.Descriptor instead.
 func (*PollJobsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{133}
+	return file_quarry_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *PollJobsRequest) GetWorker() *Worker {
@@ -9318,7 +9450,7 @@ type PollJobsResponse struct {
 
 func (x *PollJobsResponse) Reset() {
 	*x = PollJobsResponse{}
-	mi := &file_quarry_proto_msgTypes[134]
+	mi := &file_quarry_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9330,7 +9462,7 @@ func (x *PollJobsResponse) String() string {
 func (*PollJobsResponse) ProtoMessage() {}
 
 func (x *PollJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[134]
+	mi := &file_quarry_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9343,7 +9475,7 @@ func (x *PollJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PollJobsResponse.ProtoReflect.Descriptor instead.
 func (*PollJobsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{134}
+	return file_quarry_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *PollJobsResponse) GetAll() bool {
@@ -9368,7 +9500,7 @@ type ListWorkersRequest struct {
 
 func (x *ListWorkersRequest) Reset() {
 	*x = ListWorkersRequest{}
-	mi := &file_quarry_proto_msgTypes[135]
+	mi := &file_quarry_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9380,7 +9512,7 @@ func (x *ListWorkersRequest) String() string {
 func (*ListWorkersRequest) ProtoMessage() {}
 
 func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[135]
+	mi := &file_quarry_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9393,7 +9525,7 @@ func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkersRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{135}
+	return file_quarry_proto_rawDescGZIP(), []int{137}
 }
 
 type ListWorkersResponse struct {
@@ -9405,7 +9537,7 @@ type ListWorkersResponse struct {
 
 func (x *ListWorkersResponse) Reset() {
 	*x = ListWorkersResponse{}
-	mi := &file_quarry_proto_msgTypes[136]
+	mi := &file_quarry_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9417,7 +9549,7 @@ func (x *ListWorkersResponse) String() string {
 func (*ListWorkersResponse) ProtoMessage() {}
 
 func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[136]
+	mi := &file_quarry_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9430,7 +9562,7 @@ func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkersResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{136}
+	return file_quarry_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *ListWorkersResponse) GetWorkers() []*Worker {
@@ -9448,7 +9580,7 @@ type ListUserGrantsRequest struct {
 
 func (x *ListUserGrantsRequest) Reset() {
 	*x = ListUserGrantsRequest{}
-	mi := &file_quarry_proto_msgTypes[137]
+	mi := &file_quarry_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9460,7 +9592,7 @@ func (x *ListUserGrantsRequest) String() string {
 func (*ListUserGrantsRequest) ProtoMessage() {}
 
 func (x *ListUserGrantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[137]
+	mi := &file_quarry_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9473,7 +9605,7 @@ func (x *ListUserGrantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUserGrantsRequest.ProtoReflect.Descriptor instead.
 func (*ListUserGrantsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{137}
+	return file_quarry_proto_rawDescGZIP(), []int{139}
 }
 
 type ListAuditRequest struct {
@@ -9485,7 +9617,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_quarry_proto_msgTypes[138]
+	mi := &file_quarry_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9497,7 +9629,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[138]
+	mi := &file_quarry_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9510,7 +9642,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{138}
+	return file_quarry_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *ListAuditRequest) GetMost() uint32 {
@@ -9529,7 +9661,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_quarry_proto_msgTypes[139]
+	mi := &file_quarry_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9541,7 +9673,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[139]
+	mi := &file_quarry_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9554,7 +9686,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{139}
+	return file_quarry_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -9578,7 +9710,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_quarry_proto_msgTypes[140]
+	mi := &file_quarry_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9590,7 +9722,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[140]
+	mi := &file_quarry_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9603,7 +9735,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{140}
+	return file_quarry_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *AuditEntry) GetUnixMs() int64 {
@@ -9824,7 +9956,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\vNodeTrouble\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12#\n" +
 	"\rbroken_rounds\x18\x02 \x01(\rR\fbrokenRounds\x12\x1a\n" +
-	"\btimeouts\x18\x03 \x01(\rR\btimeouts\"\xfe\x01\n" +
+	"\btimeouts\x18\x03 \x01(\rR\btimeouts\"\xd9\x02\n" +
 	"\x11HeartbeatResponse\x12\x19\n" +
 	"\blease_ms\x18\x01 \x01(\rR\aleaseMs\x12#\n" +
 	"\rreclaim_epoch\x18\x02 \x01(\x04R\freclaimEpoch\x12&\n" +
@@ -9832,7 +9964,9 @@ const file_quarry_proto_rawDesc = "" +
 	"\x10default_replicas\x18\x04 \x01(\rR\x0fdefaultReplicas\x12\x15\n" +
 	"\x06key_id\x18\x05 \x01(\x04R\x05keyId\x12)\n" +
 	"\x06ticket\x18\x06 \x01(\v2\x11.quarry.v1.TicketR\x06ticket\x12\x14\n" +
-	"\x05proof\x18\a \x01(\fR\x05proof\"C\n" +
+	"\x05proof\x18\a \x01(\fR\x05proof\x12%\n" +
+	"\x0enames_revision\x18\b \x01(\x04R\rnamesRevision\x122\n" +
+	"\x15tenant_names_revision\x18\t \x01(\x04R\x13tenantNamesRevision\"C\n" +
 	"\x13CloseSessionRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\x04R\x06serial\x12\x14\n" +
 	"\x05proof\x18\x02 \x01(\fR\x05proof\"\x16\n" +
@@ -9925,7 +10059,14 @@ const file_quarry_proto_rawDesc = "" +
 	"\x05limit\x18\x04 \x01(\rR\x05limit\"N\n" +
 	"\x11ListNamesResponse\x12%\n" +
 	"\x05names\x18\x01 \x03(\v2\x0f.quarry.v1.NameR\x05names\x12\x12\n" +
-	"\x04more\x18\x02 \x01(\bR\x04more\"\x89\x01\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\")\n" +
+	"\x11WatchNamesRequest\x12\x14\n" +
+	"\x05names\x18\x01 \x03(\tR\x05names\"|\n" +
+	"\vNamesUpdate\x12%\n" +
+	"\x05names\x18\x01 \x03(\v2\x0f.quarry.v1.NameR\x05names\x12\x12\n" +
+	"\x04gone\x18\x02 \x03(\tR\x04gone\x12\x16\n" +
+	"\x06denied\x18\x03 \x03(\tR\x06denied\x12\x1a\n" +
+	"\brevision\x18\x04 \x01(\x04R\brevision\"\x89\x01\n" +
 	"\fHostedRegion\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\fR\x04uuid\x12\x18\n" +
@@ -10425,7 +10566,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\vRIGHT_WRITE\x10\x02\x12\x10\n" +
 	"\fRIGHT_CREATE\x10\x03\x12\x10\n" +
 	"\fRIGHT_DELETE\x10\x04\x12\x0f\n" +
-	"\vRIGHT_ADMIN\x10\x052\x80\x1f\n" +
+	"\vRIGHT_ADMIN\x10\x052\xc6\x1f\n" +
 	"\n" +
 	"Controller\x12L\n" +
 	"\vOpenSession\x12\x1d.quarry.v1.OpenSessionRequest\x1a\x1e.quarry.v1.OpenSessionResponse\x12F\n" +
@@ -10449,7 +10590,9 @@ const file_quarry_proto_rawDesc = "" +
 	"\bSwapName\x12\x1a.quarry.v1.SwapNameRequest\x1a\x0f.quarry.v1.Name\x12I\n" +
 	"\n" +
 	"DeleteName\x12\x1c.quarry.v1.DeleteNameRequest\x1a\x1d.quarry.v1.DeleteNameResponse\x12F\n" +
-	"\tListNames\x12\x1b.quarry.v1.ListNamesRequest\x1a\x1c.quarry.v1.ListNamesResponse\x12O\n" +
+	"\tListNames\x12\x1b.quarry.v1.ListNamesRequest\x1a\x1c.quarry.v1.ListNamesResponse\x12D\n" +
+	"\n" +
+	"WatchNames\x12\x1c.quarry.v1.WatchNamesRequest\x1a\x16.quarry.v1.NamesUpdate0\x01\x12O\n" +
 	"\fRegisterNode\x12\x1e.quarry.v1.RegisterNodeRequest\x1a\x1f.quarry.v1.RegisterNodeResponse\x12R\n" +
 	"\rNodeHeartbeat\x12\x1f.quarry.v1.NodeHeartbeatRequest\x1a .quarry.v1.NodeHeartbeatResponse\x125\n" +
 	"\aAddNode\x12\x19.quarry.v1.AddNodeRequest\x1a\x0f.quarry.v1.Node\x12F\n" +
@@ -10516,7 +10659,7 @@ func file_quarry_proto_rawDescGZIP() []byte {
 }
 
 var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 143)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 145)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                    // 0: quarry.v1.Provider
 	(FabricTLS)(0),                   // 1: quarry.v1.FabricTLS
@@ -10572,104 +10715,106 @@ var file_quarry_proto_goTypes = []any{
 	(*DeleteNameResponse)(nil),       // 51: quarry.v1.DeleteNameResponse
 	(*ListNamesRequest)(nil),         // 52: quarry.v1.ListNamesRequest
 	(*ListNamesResponse)(nil),        // 53: quarry.v1.ListNamesResponse
-	(*HostedRegion)(nil),             // 54: quarry.v1.HostedRegion
-	(*RegisterNodeRequest)(nil),      // 55: quarry.v1.RegisterNodeRequest
-	(*RegisterNodeResponse)(nil),     // 56: quarry.v1.RegisterNodeResponse
-	(*NodeHeartbeatRequest)(nil),     // 57: quarry.v1.NodeHeartbeatRequest
-	(*NodeHeartbeatResponse)(nil),    // 58: quarry.v1.NodeHeartbeatResponse
-	(*HostRegionRequest)(nil),        // 59: quarry.v1.HostRegionRequest
-	(*HostRegionResponse)(nil),       // 60: quarry.v1.HostRegionResponse
-	(*OpenRegionRequest)(nil),        // 61: quarry.v1.OpenRegionRequest
-	(*OpenRegionResponse)(nil),       // 62: quarry.v1.OpenRegionResponse
-	(*CloseRegionRequest)(nil),       // 63: quarry.v1.CloseRegionRequest
-	(*CloseRegionResponse)(nil),      // 64: quarry.v1.CloseRegionResponse
-	(*DropRegionRequest)(nil),        // 65: quarry.v1.DropRegionRequest
-	(*DropRegionResponse)(nil),       // 66: quarry.v1.DropRegionResponse
-	(*FenceRequest)(nil),             // 67: quarry.v1.FenceRequest
-	(*FenceResponse)(nil),            // 68: quarry.v1.FenceResponse
-	(*WorkPeer)(nil),                 // 69: quarry.v1.WorkPeer
-	(*WorkRequest)(nil),              // 70: quarry.v1.WorkRequest
-	(*WorkResponse)(nil),             // 71: quarry.v1.WorkResponse
-	(*PingRequest)(nil),              // 72: quarry.v1.PingRequest
-	(*PingResponse)(nil),             // 73: quarry.v1.PingResponse
-	(*AddNodeRequest)(nil),           // 74: quarry.v1.AddNodeRequest
-	(*DrainNodeRequest)(nil),         // 75: quarry.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),        // 76: quarry.v1.DrainNodeResponse
-	(*RemoveNodeRequest)(nil),        // 77: quarry.v1.RemoveNodeRequest
-	(*SetDefaultsRequest)(nil),       // 78: quarry.v1.SetDefaultsRequest
-	(*SetDefaultsResponse)(nil),      // 79: quarry.v1.SetDefaultsResponse
-	(*ForgetNodeRequest)(nil),        // 80: quarry.v1.ForgetNodeRequest
-	(*ForgetNodeResponse)(nil),       // 81: quarry.v1.ForgetNodeResponse
-	(*RemoveRegionRequest)(nil),      // 82: quarry.v1.RemoveRegionRequest
-	(*RemoveRegionResponse)(nil),     // 83: quarry.v1.RemoveRegionResponse
-	(*MoveRegionRequest)(nil),        // 84: quarry.v1.MoveRegionRequest
-	(*RebalanceRequest)(nil),         // 85: quarry.v1.RebalanceRequest
-	(*Move)(nil),                     // 86: quarry.v1.Move
-	(*RebalanceResponse)(nil),        // 87: quarry.v1.RebalanceResponse
-	(*RotateKeyRequest)(nil),         // 88: quarry.v1.RotateKeyRequest
-	(*ListKeysRequest)(nil),          // 89: quarry.v1.ListKeysRequest
-	(*KeyInfo)(nil),                  // 90: quarry.v1.KeyInfo
-	(*KeysResponse)(nil),             // 91: quarry.v1.KeysResponse
-	(*Cluster)(nil),                  // 92: quarry.v1.Cluster
-	(*Tenant)(nil),                   // 93: quarry.v1.Tenant
-	(*Grant)(nil),                    // 94: quarry.v1.Grant
-	(*TenantUse)(nil),                // 95: quarry.v1.TenantUse
-	(*SigningKeys)(nil),              // 96: quarry.v1.SigningKeys
-	(*SigningKey)(nil),               // 97: quarry.v1.SigningKey
-	(*StatusRequest)(nil),            // 98: quarry.v1.StatusRequest
-	(*ControllerInfo)(nil),           // 99: quarry.v1.ControllerInfo
-	(*StatusResponse)(nil),           // 100: quarry.v1.StatusResponse
-	(*Member)(nil),                   // 101: quarry.v1.Member
-	(*Progress)(nil),                 // 102: quarry.v1.Progress
-	(*InspectNodeRequest)(nil),       // 103: quarry.v1.InspectNodeRequest
-	(*InspectNodeResponse)(nil),      // 104: quarry.v1.InspectNodeResponse
-	(*RegionMap)(nil),                // 105: quarry.v1.RegionMap
-	(*ListControllersRequest)(nil),   // 106: quarry.v1.ListControllersRequest
-	(*ControllerMember)(nil),         // 107: quarry.v1.ControllerMember
-	(*ListControllersResponse)(nil),  // 108: quarry.v1.ListControllersResponse
-	(*AddControllerRequest)(nil),     // 109: quarry.v1.AddControllerRequest
-	(*AddControllerResponse)(nil),    // 110: quarry.v1.AddControllerResponse
-	(*RemoveControllerRequest)(nil),  // 111: quarry.v1.RemoveControllerRequest
-	(*RemoveControllerResponse)(nil), // 112: quarry.v1.RemoveControllerResponse
-	(*Token)(nil),                    // 113: quarry.v1.Token
-	(*CreateTokenRequest)(nil),       // 114: quarry.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),      // 115: quarry.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),        // 116: quarry.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),       // 117: quarry.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),       // 118: quarry.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),      // 119: quarry.v1.RevokeTokenResponse
-	(*CreateTenantRequest)(nil),      // 120: quarry.v1.CreateTenantRequest
-	(*SetTenantRequest)(nil),         // 121: quarry.v1.SetTenantRequest
-	(*GrantRequest)(nil),             // 122: quarry.v1.GrantRequest
-	(*RevokeGrantRequest)(nil),       // 123: quarry.v1.RevokeGrantRequest
-	(*DeleteTenantRequest)(nil),      // 124: quarry.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),     // 125: quarry.v1.DeleteTenantResponse
-	(*ListTenantsRequest)(nil),       // 126: quarry.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),      // 127: quarry.v1.ListTenantsResponse
-	(*Delegation)(nil),               // 128: quarry.v1.Delegation
-	(*DelegateJobRequest)(nil),       // 129: quarry.v1.DelegateJobRequest
-	(*EndDelegationRequest)(nil),     // 130: quarry.v1.EndDelegationRequest
-	(*EndDelegationResponse)(nil),    // 131: quarry.v1.EndDelegationResponse
-	(*QueuedJob)(nil),                // 132: quarry.v1.QueuedJob
-	(*QueueJobRequest)(nil),          // 133: quarry.v1.QueueJobRequest
-	(*QueueJobResponse)(nil),         // 134: quarry.v1.QueueJobResponse
-	(*AdmitJobRequest)(nil),          // 135: quarry.v1.AdmitJobRequest
-	(*AdmitJobResponse)(nil),         // 136: quarry.v1.AdmitJobResponse
-	(*LeaveJobQueueRequest)(nil),     // 137: quarry.v1.LeaveJobQueueRequest
-	(*LeaveJobQueueResponse)(nil),    // 138: quarry.v1.LeaveJobQueueResponse
-	(*ListJobQueueRequest)(nil),      // 139: quarry.v1.ListJobQueueRequest
-	(*ListJobQueueResponse)(nil),     // 140: quarry.v1.ListJobQueueResponse
-	(*Worker)(nil),                   // 141: quarry.v1.Worker
-	(*PollJobsRequest)(nil),          // 142: quarry.v1.PollJobsRequest
-	(*PollJobsResponse)(nil),         // 143: quarry.v1.PollJobsResponse
-	(*ListWorkersRequest)(nil),       // 144: quarry.v1.ListWorkersRequest
-	(*ListWorkersResponse)(nil),      // 145: quarry.v1.ListWorkersResponse
-	(*ListUserGrantsRequest)(nil),    // 146: quarry.v1.ListUserGrantsRequest
-	(*ListAuditRequest)(nil),         // 147: quarry.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),        // 148: quarry.v1.ListAuditResponse
-	(*AuditEntry)(nil),               // 149: quarry.v1.AuditEntry
-	nil,                              // 150: quarry.v1.Name.NotesEntry
-	nil,                              // 151: quarry.v1.InspectNodeResponse.LanesEntry
+	(*WatchNamesRequest)(nil),        // 54: quarry.v1.WatchNamesRequest
+	(*NamesUpdate)(nil),              // 55: quarry.v1.NamesUpdate
+	(*HostedRegion)(nil),             // 56: quarry.v1.HostedRegion
+	(*RegisterNodeRequest)(nil),      // 57: quarry.v1.RegisterNodeRequest
+	(*RegisterNodeResponse)(nil),     // 58: quarry.v1.RegisterNodeResponse
+	(*NodeHeartbeatRequest)(nil),     // 59: quarry.v1.NodeHeartbeatRequest
+	(*NodeHeartbeatResponse)(nil),    // 60: quarry.v1.NodeHeartbeatResponse
+	(*HostRegionRequest)(nil),        // 61: quarry.v1.HostRegionRequest
+	(*HostRegionResponse)(nil),       // 62: quarry.v1.HostRegionResponse
+	(*OpenRegionRequest)(nil),        // 63: quarry.v1.OpenRegionRequest
+	(*OpenRegionResponse)(nil),       // 64: quarry.v1.OpenRegionResponse
+	(*CloseRegionRequest)(nil),       // 65: quarry.v1.CloseRegionRequest
+	(*CloseRegionResponse)(nil),      // 66: quarry.v1.CloseRegionResponse
+	(*DropRegionRequest)(nil),        // 67: quarry.v1.DropRegionRequest
+	(*DropRegionResponse)(nil),       // 68: quarry.v1.DropRegionResponse
+	(*FenceRequest)(nil),             // 69: quarry.v1.FenceRequest
+	(*FenceResponse)(nil),            // 70: quarry.v1.FenceResponse
+	(*WorkPeer)(nil),                 // 71: quarry.v1.WorkPeer
+	(*WorkRequest)(nil),              // 72: quarry.v1.WorkRequest
+	(*WorkResponse)(nil),             // 73: quarry.v1.WorkResponse
+	(*PingRequest)(nil),              // 74: quarry.v1.PingRequest
+	(*PingResponse)(nil),             // 75: quarry.v1.PingResponse
+	(*AddNodeRequest)(nil),           // 76: quarry.v1.AddNodeRequest
+	(*DrainNodeRequest)(nil),         // 77: quarry.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),        // 78: quarry.v1.DrainNodeResponse
+	(*RemoveNodeRequest)(nil),        // 79: quarry.v1.RemoveNodeRequest
+	(*SetDefaultsRequest)(nil),       // 80: quarry.v1.SetDefaultsRequest
+	(*SetDefaultsResponse)(nil),      // 81: quarry.v1.SetDefaultsResponse
+	(*ForgetNodeRequest)(nil),        // 82: quarry.v1.ForgetNodeRequest
+	(*ForgetNodeResponse)(nil),       // 83: quarry.v1.ForgetNodeResponse
+	(*RemoveRegionRequest)(nil),      // 84: quarry.v1.RemoveRegionRequest
+	(*RemoveRegionResponse)(nil),     // 85: quarry.v1.RemoveRegionResponse
+	(*MoveRegionRequest)(nil),        // 86: quarry.v1.MoveRegionRequest
+	(*RebalanceRequest)(nil),         // 87: quarry.v1.RebalanceRequest
+	(*Move)(nil),                     // 88: quarry.v1.Move
+	(*RebalanceResponse)(nil),        // 89: quarry.v1.RebalanceResponse
+	(*RotateKeyRequest)(nil),         // 90: quarry.v1.RotateKeyRequest
+	(*ListKeysRequest)(nil),          // 91: quarry.v1.ListKeysRequest
+	(*KeyInfo)(nil),                  // 92: quarry.v1.KeyInfo
+	(*KeysResponse)(nil),             // 93: quarry.v1.KeysResponse
+	(*Cluster)(nil),                  // 94: quarry.v1.Cluster
+	(*Tenant)(nil),                   // 95: quarry.v1.Tenant
+	(*Grant)(nil),                    // 96: quarry.v1.Grant
+	(*TenantUse)(nil),                // 97: quarry.v1.TenantUse
+	(*SigningKeys)(nil),              // 98: quarry.v1.SigningKeys
+	(*SigningKey)(nil),               // 99: quarry.v1.SigningKey
+	(*StatusRequest)(nil),            // 100: quarry.v1.StatusRequest
+	(*ControllerInfo)(nil),           // 101: quarry.v1.ControllerInfo
+	(*StatusResponse)(nil),           // 102: quarry.v1.StatusResponse
+	(*Member)(nil),                   // 103: quarry.v1.Member
+	(*Progress)(nil),                 // 104: quarry.v1.Progress
+	(*InspectNodeRequest)(nil),       // 105: quarry.v1.InspectNodeRequest
+	(*InspectNodeResponse)(nil),      // 106: quarry.v1.InspectNodeResponse
+	(*RegionMap)(nil),                // 107: quarry.v1.RegionMap
+	(*ListControllersRequest)(nil),   // 108: quarry.v1.ListControllersRequest
+	(*ControllerMember)(nil),         // 109: quarry.v1.ControllerMember
+	(*ListControllersResponse)(nil),  // 110: quarry.v1.ListControllersResponse
+	(*AddControllerRequest)(nil),     // 111: quarry.v1.AddControllerRequest
+	(*AddControllerResponse)(nil),    // 112: quarry.v1.AddControllerResponse
+	(*RemoveControllerRequest)(nil),  // 113: quarry.v1.RemoveControllerRequest
+	(*RemoveControllerResponse)(nil), // 114: quarry.v1.RemoveControllerResponse
+	(*Token)(nil),                    // 115: quarry.v1.Token
+	(*CreateTokenRequest)(nil),       // 116: quarry.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),      // 117: quarry.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),        // 118: quarry.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),       // 119: quarry.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),       // 120: quarry.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),      // 121: quarry.v1.RevokeTokenResponse
+	(*CreateTenantRequest)(nil),      // 122: quarry.v1.CreateTenantRequest
+	(*SetTenantRequest)(nil),         // 123: quarry.v1.SetTenantRequest
+	(*GrantRequest)(nil),             // 124: quarry.v1.GrantRequest
+	(*RevokeGrantRequest)(nil),       // 125: quarry.v1.RevokeGrantRequest
+	(*DeleteTenantRequest)(nil),      // 126: quarry.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),     // 127: quarry.v1.DeleteTenantResponse
+	(*ListTenantsRequest)(nil),       // 128: quarry.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),      // 129: quarry.v1.ListTenantsResponse
+	(*Delegation)(nil),               // 130: quarry.v1.Delegation
+	(*DelegateJobRequest)(nil),       // 131: quarry.v1.DelegateJobRequest
+	(*EndDelegationRequest)(nil),     // 132: quarry.v1.EndDelegationRequest
+	(*EndDelegationResponse)(nil),    // 133: quarry.v1.EndDelegationResponse
+	(*QueuedJob)(nil),                // 134: quarry.v1.QueuedJob
+	(*QueueJobRequest)(nil),          // 135: quarry.v1.QueueJobRequest
+	(*QueueJobResponse)(nil),         // 136: quarry.v1.QueueJobResponse
+	(*AdmitJobRequest)(nil),          // 137: quarry.v1.AdmitJobRequest
+	(*AdmitJobResponse)(nil),         // 138: quarry.v1.AdmitJobResponse
+	(*LeaveJobQueueRequest)(nil),     // 139: quarry.v1.LeaveJobQueueRequest
+	(*LeaveJobQueueResponse)(nil),    // 140: quarry.v1.LeaveJobQueueResponse
+	(*ListJobQueueRequest)(nil),      // 141: quarry.v1.ListJobQueueRequest
+	(*ListJobQueueResponse)(nil),     // 142: quarry.v1.ListJobQueueResponse
+	(*Worker)(nil),                   // 143: quarry.v1.Worker
+	(*PollJobsRequest)(nil),          // 144: quarry.v1.PollJobsRequest
+	(*PollJobsResponse)(nil),         // 145: quarry.v1.PollJobsResponse
+	(*ListWorkersRequest)(nil),       // 146: quarry.v1.ListWorkersRequest
+	(*ListWorkersResponse)(nil),      // 147: quarry.v1.ListWorkersResponse
+	(*ListUserGrantsRequest)(nil),    // 148: quarry.v1.ListUserGrantsRequest
+	(*ListAuditRequest)(nil),         // 149: quarry.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),        // 150: quarry.v1.ListAuditResponse
+	(*AuditEntry)(nil),               // 151: quarry.v1.AuditEntry
+	nil,                              // 152: quarry.v1.Name.NotesEntry
+	nil,                              // 153: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,   // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
@@ -10700,180 +10845,183 @@ var file_quarry_proto_depIdxs = []int32{
 	17,  // 25: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
 	26,  // 26: quarry.v1.HeartbeatResponse.ticket:type_name -> quarry.v1.Ticket
 	39,  // 27: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	150, // 28: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	152, // 28: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
 	42,  // 29: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
 	42,  // 30: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
 	42,  // 31: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
 	42,  // 32: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
 	42,  // 33: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
 	42,  // 34: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
-	10,  // 35: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
-	54,  // 36: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
-	13,  // 37: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
-	6,   // 38: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
-	5,   // 39: quarry.v1.HostRegionRequest.kind:type_name -> quarry.v1.RegionKind
-	9,   // 40: quarry.v1.WorkPeer.endpoints:type_name -> quarry.v1.Endpoint
-	7,   // 41: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
-	69,  // 42: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
-	26,  // 43: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
-	10,  // 44: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
-	86,  // 45: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
-	90,  // 46: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
-	86,  // 47: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
-	95,  // 48: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
-	94,  // 49: quarry.v1.Tenant.grants:type_name -> quarry.v1.Grant
-	8,   // 50: quarry.v1.Grant.rights:type_name -> quarry.v1.Right
-	97,  // 51: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
-	97,  // 52: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
-	97,  // 53: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
-	17,  // 54: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	99,  // 55: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	102, // 56: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
-	101, // 57: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
-	93,  // 58: quarry.v1.StatusResponse.tenants:type_name -> quarry.v1.Tenant
-	7,   // 59: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	105, // 60: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	151, // 61: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
-	107, // 62: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
-	113, // 63: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
-	113, // 64: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
-	94,  // 65: quarry.v1.GrantRequest.grant:type_name -> quarry.v1.Grant
-	93,  // 66: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
-	94,  // 67: quarry.v1.Delegation.grants:type_name -> quarry.v1.Grant
-	132, // 68: quarry.v1.ListJobQueueResponse.jobs:type_name -> quarry.v1.QueuedJob
-	141, // 69: quarry.v1.PollJobsRequest.worker:type_name -> quarry.v1.Worker
-	128, // 70: quarry.v1.PollJobsResponse.jobs:type_name -> quarry.v1.Delegation
-	141, // 71: quarry.v1.ListWorkersResponse.workers:type_name -> quarry.v1.Worker
-	149, // 72: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
-	24,  // 73: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	28,  // 74: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	31,  // 75: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	33,  // 76: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	35,  // 77: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	40,  // 78: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	37,  // 79: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
-	18,  // 80: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	19,  // 81: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	20,  // 82: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	21,  // 83: quarry.v1.Controller.DeleteSpace:input_type -> quarry.v1.DeleteSpaceRequest
-	43,  // 84: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	44,  // 85: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	45,  // 86: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
-	47,  // 87: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
-	49,  // 88: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	50,  // 89: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	52,  // 90: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	55,  // 91: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	57,  // 92: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	74,  // 93: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	75,  // 94: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	77,  // 95: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	78,  // 96: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
-	80,  // 97: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
-	82,  // 98: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
-	84,  // 99: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	85,  // 100: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	106, // 101: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
-	109, // 102: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
-	111, // 103: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
-	114, // 104: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
-	116, // 105: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
-	118, // 106: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
-	147, // 107: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
-	120, // 108: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
-	121, // 109: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
-	124, // 110: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
-	126, // 111: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
-	122, // 112: quarry.v1.Controller.Grant:input_type -> quarry.v1.GrantRequest
-	123, // 113: quarry.v1.Controller.RevokeGrant:input_type -> quarry.v1.RevokeGrantRequest
-	129, // 114: quarry.v1.Controller.DelegateJob:input_type -> quarry.v1.DelegateJobRequest
-	130, // 115: quarry.v1.Controller.EndDelegation:input_type -> quarry.v1.EndDelegationRequest
-	133, // 116: quarry.v1.Controller.QueueJob:input_type -> quarry.v1.QueueJobRequest
-	135, // 117: quarry.v1.Controller.AdmitJob:input_type -> quarry.v1.AdmitJobRequest
-	137, // 118: quarry.v1.Controller.LeaveJobQueue:input_type -> quarry.v1.LeaveJobQueueRequest
-	139, // 119: quarry.v1.Controller.ListJobQueue:input_type -> quarry.v1.ListJobQueueRequest
-	142, // 120: quarry.v1.Controller.PollJobs:input_type -> quarry.v1.PollJobsRequest
-	144, // 121: quarry.v1.Controller.ListWorkers:input_type -> quarry.v1.ListWorkersRequest
-	146, // 122: quarry.v1.Controller.ListUserGrants:input_type -> quarry.v1.ListUserGrantsRequest
-	88,  // 123: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
-	89,  // 124: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
-	98,  // 125: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	103, // 126: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	59,  // 127: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	61,  // 128: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	63,  // 129: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	65,  // 130: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	67,  // 131: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	70,  // 132: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	72,  // 133: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	103, // 134: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	27,  // 135: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	30,  // 136: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	32,  // 137: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	34,  // 138: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	36,  // 139: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	41,  // 140: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	38,  // 141: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
-	17,  // 142: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	17,  // 143: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	23,  // 144: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	22,  // 145: quarry.v1.Controller.DeleteSpace:output_type -> quarry.v1.DeleteSpaceResponse
-	42,  // 146: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	42,  // 147: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	46,  // 148: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
-	48,  // 149: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
-	42,  // 150: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	51,  // 151: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	53,  // 152: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	56,  // 153: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	58,  // 154: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	10,  // 155: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	76,  // 156: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	10,  // 157: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	79,  // 158: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
-	81,  // 159: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
-	83,  // 160: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
-	15,  // 161: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	87,  // 162: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	108, // 163: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
-	110, // 164: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
-	112, // 165: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
-	115, // 166: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
-	117, // 167: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
-	119, // 168: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
-	148, // 169: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
-	93,  // 170: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
-	93,  // 171: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
-	125, // 172: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
-	127, // 173: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
-	93,  // 174: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
-	93,  // 175: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
-	128, // 176: quarry.v1.Controller.DelegateJob:output_type -> quarry.v1.Delegation
-	131, // 177: quarry.v1.Controller.EndDelegation:output_type -> quarry.v1.EndDelegationResponse
-	134, // 178: quarry.v1.Controller.QueueJob:output_type -> quarry.v1.QueueJobResponse
-	136, // 179: quarry.v1.Controller.AdmitJob:output_type -> quarry.v1.AdmitJobResponse
-	138, // 180: quarry.v1.Controller.LeaveJobQueue:output_type -> quarry.v1.LeaveJobQueueResponse
-	140, // 181: quarry.v1.Controller.ListJobQueue:output_type -> quarry.v1.ListJobQueueResponse
-	143, // 182: quarry.v1.Controller.PollJobs:output_type -> quarry.v1.PollJobsResponse
-	145, // 183: quarry.v1.Controller.ListWorkers:output_type -> quarry.v1.ListWorkersResponse
-	127, // 184: quarry.v1.Controller.ListUserGrants:output_type -> quarry.v1.ListTenantsResponse
-	91,  // 185: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
-	91,  // 186: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
-	100, // 187: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	104, // 188: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	60,  // 189: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	62,  // 190: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	64,  // 191: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	66,  // 192: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	68,  // 193: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	71,  // 194: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	73,  // 195: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	104, // 196: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	135, // [135:197] is the sub-list for method output_type
-	73,  // [73:135] is the sub-list for method input_type
-	73,  // [73:73] is the sub-list for extension type_name
-	73,  // [73:73] is the sub-list for extension extendee
-	0,   // [0:73] is the sub-list for field type_name
+	42,  // 35: quarry.v1.NamesUpdate.names:type_name -> quarry.v1.Name
+	10,  // 36: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
+	56,  // 37: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
+	13,  // 38: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
+	6,   // 39: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
+	5,   // 40: quarry.v1.HostRegionRequest.kind:type_name -> quarry.v1.RegionKind
+	9,   // 41: quarry.v1.WorkPeer.endpoints:type_name -> quarry.v1.Endpoint
+	7,   // 42: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
+	71,  // 43: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
+	26,  // 44: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
+	10,  // 45: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
+	88,  // 46: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
+	92,  // 47: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
+	88,  // 48: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
+	97,  // 49: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
+	96,  // 50: quarry.v1.Tenant.grants:type_name -> quarry.v1.Grant
+	8,   // 51: quarry.v1.Grant.rights:type_name -> quarry.v1.Right
+	99,  // 52: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
+	99,  // 53: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
+	99,  // 54: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
+	17,  // 55: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
+	101, // 56: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	104, // 57: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	103, // 58: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
+	95,  // 59: quarry.v1.StatusResponse.tenants:type_name -> quarry.v1.Tenant
+	7,   // 60: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	107, // 61: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	153, // 62: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	109, // 63: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
+	115, // 64: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
+	115, // 65: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
+	96,  // 66: quarry.v1.GrantRequest.grant:type_name -> quarry.v1.Grant
+	95,  // 67: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
+	96,  // 68: quarry.v1.Delegation.grants:type_name -> quarry.v1.Grant
+	134, // 69: quarry.v1.ListJobQueueResponse.jobs:type_name -> quarry.v1.QueuedJob
+	143, // 70: quarry.v1.PollJobsRequest.worker:type_name -> quarry.v1.Worker
+	130, // 71: quarry.v1.PollJobsResponse.jobs:type_name -> quarry.v1.Delegation
+	143, // 72: quarry.v1.ListWorkersResponse.workers:type_name -> quarry.v1.Worker
+	151, // 73: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
+	24,  // 74: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	28,  // 75: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	31,  // 76: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	33,  // 77: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	35,  // 78: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	40,  // 79: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	37,  // 80: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
+	18,  // 81: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	19,  // 82: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	20,  // 83: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	21,  // 84: quarry.v1.Controller.DeleteSpace:input_type -> quarry.v1.DeleteSpaceRequest
+	43,  // 85: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	44,  // 86: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	45,  // 87: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
+	47,  // 88: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
+	49,  // 89: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	50,  // 90: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	52,  // 91: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	54,  // 92: quarry.v1.Controller.WatchNames:input_type -> quarry.v1.WatchNamesRequest
+	57,  // 93: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	59,  // 94: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	76,  // 95: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	77,  // 96: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	79,  // 97: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	80,  // 98: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
+	82,  // 99: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
+	84,  // 100: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
+	86,  // 101: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	87,  // 102: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	108, // 103: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
+	111, // 104: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
+	113, // 105: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
+	116, // 106: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
+	118, // 107: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
+	120, // 108: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
+	149, // 109: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
+	122, // 110: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
+	123, // 111: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
+	126, // 112: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
+	128, // 113: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
+	124, // 114: quarry.v1.Controller.Grant:input_type -> quarry.v1.GrantRequest
+	125, // 115: quarry.v1.Controller.RevokeGrant:input_type -> quarry.v1.RevokeGrantRequest
+	131, // 116: quarry.v1.Controller.DelegateJob:input_type -> quarry.v1.DelegateJobRequest
+	132, // 117: quarry.v1.Controller.EndDelegation:input_type -> quarry.v1.EndDelegationRequest
+	135, // 118: quarry.v1.Controller.QueueJob:input_type -> quarry.v1.QueueJobRequest
+	137, // 119: quarry.v1.Controller.AdmitJob:input_type -> quarry.v1.AdmitJobRequest
+	139, // 120: quarry.v1.Controller.LeaveJobQueue:input_type -> quarry.v1.LeaveJobQueueRequest
+	141, // 121: quarry.v1.Controller.ListJobQueue:input_type -> quarry.v1.ListJobQueueRequest
+	144, // 122: quarry.v1.Controller.PollJobs:input_type -> quarry.v1.PollJobsRequest
+	146, // 123: quarry.v1.Controller.ListWorkers:input_type -> quarry.v1.ListWorkersRequest
+	148, // 124: quarry.v1.Controller.ListUserGrants:input_type -> quarry.v1.ListUserGrantsRequest
+	90,  // 125: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
+	91,  // 126: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
+	100, // 127: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	105, // 128: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	61,  // 129: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	63,  // 130: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	65,  // 131: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	67,  // 132: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	69,  // 133: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	72,  // 134: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	74,  // 135: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	105, // 136: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	27,  // 137: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	30,  // 138: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	32,  // 139: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	34,  // 140: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	36,  // 141: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	41,  // 142: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	38,  // 143: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	17,  // 144: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	17,  // 145: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	23,  // 146: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	22,  // 147: quarry.v1.Controller.DeleteSpace:output_type -> quarry.v1.DeleteSpaceResponse
+	42,  // 148: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	42,  // 149: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	46,  // 150: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
+	48,  // 151: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
+	42,  // 152: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	51,  // 153: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	53,  // 154: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	55,  // 155: quarry.v1.Controller.WatchNames:output_type -> quarry.v1.NamesUpdate
+	58,  // 156: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	60,  // 157: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	10,  // 158: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	78,  // 159: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	10,  // 160: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	81,  // 161: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
+	83,  // 162: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
+	85,  // 163: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
+	15,  // 164: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	89,  // 165: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	110, // 166: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
+	112, // 167: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
+	114, // 168: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
+	117, // 169: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
+	119, // 170: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
+	121, // 171: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
+	150, // 172: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
+	95,  // 173: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
+	95,  // 174: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
+	127, // 175: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
+	129, // 176: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
+	95,  // 177: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
+	95,  // 178: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
+	130, // 179: quarry.v1.Controller.DelegateJob:output_type -> quarry.v1.Delegation
+	133, // 180: quarry.v1.Controller.EndDelegation:output_type -> quarry.v1.EndDelegationResponse
+	136, // 181: quarry.v1.Controller.QueueJob:output_type -> quarry.v1.QueueJobResponse
+	138, // 182: quarry.v1.Controller.AdmitJob:output_type -> quarry.v1.AdmitJobResponse
+	140, // 183: quarry.v1.Controller.LeaveJobQueue:output_type -> quarry.v1.LeaveJobQueueResponse
+	142, // 184: quarry.v1.Controller.ListJobQueue:output_type -> quarry.v1.ListJobQueueResponse
+	145, // 185: quarry.v1.Controller.PollJobs:output_type -> quarry.v1.PollJobsResponse
+	147, // 186: quarry.v1.Controller.ListWorkers:output_type -> quarry.v1.ListWorkersResponse
+	129, // 187: quarry.v1.Controller.ListUserGrants:output_type -> quarry.v1.ListTenantsResponse
+	93,  // 188: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
+	93,  // 189: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
+	102, // 190: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	106, // 191: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	62,  // 192: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	64,  // 193: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	66,  // 194: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	68,  // 195: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	70,  // 196: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	73,  // 197: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	75,  // 198: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	106, // 199: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	137, // [137:200] is the sub-list for method output_type
+	74,  // [74:137] is the sub-list for method input_type
+	74,  // [74:74] is the sub-list for extension type_name
+	74,  // [74:74] is the sub-list for extension extendee
+	0,   // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -10885,18 +11033,18 @@ func file_quarry_proto_init() {
 	file_quarry_proto_msgTypes[1].OneofWrappers = []any{}
 	file_quarry_proto_msgTypes[3].OneofWrappers = []any{}
 	file_quarry_proto_msgTypes[11].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[48].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[69].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[94].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[112].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[50].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[71].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[96].OneofWrappers = []any{}
 	file_quarry_proto_msgTypes[114].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[116].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   143,
+			NumMessages:   145,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

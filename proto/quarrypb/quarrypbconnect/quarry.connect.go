@@ -79,6 +79,8 @@ const (
 	ControllerDeleteNameProcedure = "/quarry.v1.Controller/DeleteName"
 	// ControllerListNamesProcedure is the fully-qualified name of the Controller's ListNames RPC.
 	ControllerListNamesProcedure = "/quarry.v1.Controller/ListNames"
+	// ControllerWatchNamesProcedure is the fully-qualified name of the Controller's WatchNames RPC.
+	ControllerWatchNamesProcedure = "/quarry.v1.Controller/WatchNames"
 	// ControllerRegisterNodeProcedure is the fully-qualified name of the Controller's RegisterNode RPC.
 	ControllerRegisterNodeProcedure = "/quarry.v1.Controller/RegisterNode"
 	// ControllerNodeHeartbeatProcedure is the fully-qualified name of the Controller's NodeHeartbeat
@@ -211,6 +213,9 @@ type ControllerClient interface {
 	SwapName(context.Context, *connect.Request[quarrypb.SwapNameRequest]) (*connect.Response[quarrypb.Name], error)
 	DeleteName(context.Context, *connect.Request[quarrypb.DeleteNameRequest]) (*connect.Response[quarrypb.DeleteNameResponse], error)
 	ListNames(context.Context, *connect.Request[quarrypb.ListNamesRequest]) (*connect.Response[quarrypb.ListNamesResponse], error)
+	// WatchNames sends the entries of some names, then each change of them when it is committed. Changes that come faster
+	// than the caller reads are sent as one, the latest.
+	WatchNames(context.Context, *connect.Request[quarrypb.WatchNamesRequest]) (*connect.ServerStreamForClient[quarrypb.NamesUpdate], error)
 	// Storage nodes.
 	RegisterNode(context.Context, *connect.Request[quarrypb.RegisterNodeRequest]) (*connect.Response[quarrypb.RegisterNodeResponse], error)
 	NodeHeartbeat(context.Context, *connect.Request[quarrypb.NodeHeartbeatRequest]) (*connect.Response[quarrypb.NodeHeartbeatResponse], error)
@@ -400,6 +405,12 @@ func NewControllerClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			httpClient,
 			baseURL+ControllerListNamesProcedure,
 			connect.WithSchema(controllerMethods.ByName("ListNames")),
+			connect.WithClientOptions(opts...),
+		),
+		watchNames: connect.NewClient[quarrypb.WatchNamesRequest, quarrypb.NamesUpdate](
+			httpClient,
+			baseURL+ControllerWatchNamesProcedure,
+			connect.WithSchema(controllerMethods.ByName("WatchNames")),
 			connect.WithClientOptions(opts...),
 		),
 		registerNode: connect.NewClient[quarrypb.RegisterNodeRequest, quarrypb.RegisterNodeResponse](
@@ -641,6 +652,7 @@ type controllerClient struct {
 	swapName         *connect.Client[quarrypb.SwapNameRequest, quarrypb.Name]
 	deleteName       *connect.Client[quarrypb.DeleteNameRequest, quarrypb.DeleteNameResponse]
 	listNames        *connect.Client[quarrypb.ListNamesRequest, quarrypb.ListNamesResponse]
+	watchNames       *connect.Client[quarrypb.WatchNamesRequest, quarrypb.NamesUpdate]
 	registerNode     *connect.Client[quarrypb.RegisterNodeRequest, quarrypb.RegisterNodeResponse]
 	nodeHeartbeat    *connect.Client[quarrypb.NodeHeartbeatRequest, quarrypb.NodeHeartbeatResponse]
 	addNode          *connect.Client[quarrypb.AddNodeRequest, quarrypb.Node]
@@ -767,6 +779,11 @@ func (c *controllerClient) DeleteName(ctx context.Context, req *connect.Request[
 // ListNames calls quarry.v1.Controller.ListNames.
 func (c *controllerClient) ListNames(ctx context.Context, req *connect.Request[quarrypb.ListNamesRequest]) (*connect.Response[quarrypb.ListNamesResponse], error) {
 	return c.listNames.CallUnary(ctx, req)
+}
+
+// WatchNames calls quarry.v1.Controller.WatchNames.
+func (c *controllerClient) WatchNames(ctx context.Context, req *connect.Request[quarrypb.WatchNamesRequest]) (*connect.ServerStreamForClient[quarrypb.NamesUpdate], error) {
+	return c.watchNames.CallServerStream(ctx, req)
 }
 
 // RegisterNode calls quarry.v1.Controller.RegisterNode.
@@ -984,6 +1001,9 @@ type ControllerHandler interface {
 	SwapName(context.Context, *connect.Request[quarrypb.SwapNameRequest]) (*connect.Response[quarrypb.Name], error)
 	DeleteName(context.Context, *connect.Request[quarrypb.DeleteNameRequest]) (*connect.Response[quarrypb.DeleteNameResponse], error)
 	ListNames(context.Context, *connect.Request[quarrypb.ListNamesRequest]) (*connect.Response[quarrypb.ListNamesResponse], error)
+	// WatchNames sends the entries of some names, then each change of them when it is committed. Changes that come faster
+	// than the caller reads are sent as one, the latest.
+	WatchNames(context.Context, *connect.Request[quarrypb.WatchNamesRequest], *connect.ServerStream[quarrypb.NamesUpdate]) error
 	// Storage nodes.
 	RegisterNode(context.Context, *connect.Request[quarrypb.RegisterNodeRequest]) (*connect.Response[quarrypb.RegisterNodeResponse], error)
 	NodeHeartbeat(context.Context, *connect.Request[quarrypb.NodeHeartbeatRequest]) (*connect.Response[quarrypb.NodeHeartbeatResponse], error)
@@ -1169,6 +1189,12 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 		ControllerListNamesProcedure,
 		svc.ListNames,
 		connect.WithSchema(controllerMethods.ByName("ListNames")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerWatchNamesHandler := connect.NewServerStreamHandler(
+		ControllerWatchNamesProcedure,
+		svc.WatchNames,
+		connect.WithSchema(controllerMethods.ByName("WatchNames")),
 		connect.WithHandlerOptions(opts...),
 	)
 	controllerRegisterNodeHandler := connect.NewUnaryHandler(
@@ -1425,6 +1451,8 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 			controllerDeleteNameHandler.ServeHTTP(w, r)
 		case ControllerListNamesProcedure:
 			controllerListNamesHandler.ServeHTTP(w, r)
+		case ControllerWatchNamesProcedure:
+			controllerWatchNamesHandler.ServeHTTP(w, r)
 		case ControllerRegisterNodeProcedure:
 			controllerRegisterNodeHandler.ServeHTTP(w, r)
 		case ControllerNodeHeartbeatProcedure:
@@ -1576,6 +1604,10 @@ func (UnimplementedControllerHandler) DeleteName(context.Context, *connect.Reque
 
 func (UnimplementedControllerHandler) ListNames(context.Context, *connect.Request[quarrypb.ListNamesRequest]) (*connect.Response[quarrypb.ListNamesResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.ListNames is not implemented"))
+}
+
+func (UnimplementedControllerHandler) WatchNames(context.Context, *connect.Request[quarrypb.WatchNamesRequest], *connect.ServerStream[quarrypb.NamesUpdate]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.WatchNames is not implemented"))
 }
 
 func (UnimplementedControllerHandler) RegisterNode(context.Context, *connect.Request[quarrypb.RegisterNodeRequest]) (*connect.Response[quarrypb.RegisterNodeResponse], error) {
