@@ -45,6 +45,8 @@ type Client struct {
 
 	watches atomic.Pointer[watchHub] // nil before the first Watcher; stored under mu
 
+	names atomic.Pointer[nameHub] // nil before the first Follow
+
 	deferredFrees   deferredFrees // chunks of large objects still to be freed
 	payloadKeys     payloadKeys   // what payloads are encrypted with, by tenant
 	providers       sync.Map      // node id -> nodeProvider: the provider that worked for the node
@@ -333,6 +335,7 @@ func (c *Client) closeWithin(timeout time.Duration) error {
 		<-opening
 	}
 	c.endWatches()
+	c.names.Load().end()
 	c.finishDeferredFrees()
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()

@@ -339,3 +339,19 @@ func (c *controllerCalls) watchTable(ctx context.Context, since uint64, apply fu
 	}
 	return st.Err()
 }
+
+// watchNames receives pushes of names from controller i and applies them until the stream ends.
+func (c *controllerCalls) watchNames(ctx context.Context, i int, names []string, apply func(*quarrypb.NamesUpdate)) error {
+	st, err := c.clients[i].WatchNames(ctx, connect.NewRequest(&quarrypb.WatchNamesRequest{Names: names}))
+	if err == nil {
+		defer st.Close()
+		for st.Receive() {
+			apply(st.Msg())
+		}
+		err = st.Err()
+	}
+	if err != nil && electing(err) {
+		c.next(i, err)
+	}
+	return err
+}

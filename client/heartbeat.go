@@ -162,6 +162,13 @@ func (s *session) heartbeat(ctx context.Context) (acked uint64, ok bool) {
 		s.extendLease(sent, res.LeaseMs)
 		s.client.learnDefaults(res.DefaultReplicas)
 		s.renew(res)
+		if names := s.client.names.Load(); names != nil {
+			latest := res.NamesRevision
+			if s.ticket.Tenant != 0 {
+				latest = res.TenantNamesRevision
+			}
+			names.beat(sent, latest)
+		}
 		if err := s.install(res.Table); err != nil {
 			_ = s.refresh(ctx)
 		}

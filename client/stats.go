@@ -72,6 +72,8 @@ type Stats struct {
 	// had when it was last idle.
 	Claims int    `json:"claims"`
 	Events Events `json:"events"`
+	// Names counts pushes of names (Names.Follow).
+	Names NameStats `json:"names"`
 }
 
 // Events counts what slows calls down.
@@ -203,7 +205,7 @@ func (c *Client) Stats() Stats {
 	events.Refused = c.payloadKeys.refused()
 	events.Crossings, events.RailFailures = c.railEvents.crossings.Load(), c.railEvents.failures.Load()
 	out := Stats{Kinds: map[string]KindStats{}, Providers: map[uint32]string{}, Session: s.ticket.Session,
-		Sessions: sessions + 1, LeaseLeftNS: max(0, s.leaseUntil.Load()-clock.Now()), Lanes: len(s.lanes), Claims: claims, BusyLanes: busy, Events: events}
+		Sessions: sessions + 1, LeaseLeftNS: max(0, s.leaseUntil.Load()-clock.Now()), Lanes: len(s.lanes), Claims: claims, BusyLanes: busy, Events: events, Names: c.names.Load().stats()}
 	if v := s.view.Load(); v != nil {
 		out.TableRevision, out.ReclaimEpoch = v.table.Revision(), v.table.ReclaimEpoch()
 	}

@@ -38,26 +38,19 @@ const (
 // nameCount counts names. Only the leader changes names: it counts them once, and then keeps the
 // count by its own changes.
 type nameCount struct {
-	mu    sync.Mutex // guards both
-	known bool       // n was counted in this term
-	n     uint64
+	mu       sync.Mutex    // guards the fields below; not held while etcd is asked
+	known    bool          // n was counted in this term
+	n        uint64        // with names that were deleted while they were counted
+	counting chan struct{} // closed when the names have been counted; nil: they are not being counted
+	again    bool          // a change without an answer was made meanwhile
 }
 
 // reserve takes the places of n names, if there are as many.
 func (k *nameCount) reserve(ctx context.Context, c *Controller, n int) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if !k.known {
-		k.n = 0
-		for _, prefix := range []string{c.nameKey(0, ""), c.cfg.Prefix + state.TenantNames} {
-			res, err := c.cfg.Etcd.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
-			if err != nil {
-				return etcdError(err)
-			}
-			k.n += uint64(res.Count)
-		}
-		k.known = true
+	if err := k.await(ctx, c); err != nil {
+		return err
 	}
+	defer k.mu.Unlock()
 	if k.n+uint64(n) > c.cfg.Names.Most {
 		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("there are %d names, the most there can be (--max-names of the controllers): delete some", k.n))
 	}
@@ -65,11 +58,56 @@ func (k *nameCount) reserve(ctx context.Context, c *Controller, n int) error {
 	return nil
 }
 
+// await returns with mu held when the names are counted. It counts them, or waits for who does.
+func (k *nameCount) await(ctx context.Context, c *Controller) error {
+	for {
+		k.mu.Lock()
+		if k.known {
+			return nil
+		}
+		counting := k.counting
+		if counting == nil {
+			k.counting, k.again = make(chan struct{}), false
+		}
+		k.mu.Unlock()
+		if counting == nil {
+			if err := k.count(ctx, c); err != nil {
+				return err
+			}
+			continue
+		}
+		select {
+		case <-counting:
+		case <-ctx.Done():
+			return connect.NewError(connect.CodeDeadlineExceeded, ctx.Err())
+		}
+	}
+}
+
+// count counts the names of all tenants.
+func (k *nameCount) count(ctx context.Context, c *Controller) (err error) {
+	var n uint64
+	for _, prefix := range []string{c.nameKey(0, ""), c.cfg.Prefix + state.TenantNames} {
+		var res *clientv3.GetResponse
+		if res, err = c.cfg.Etcd.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithCountOnly()); err != nil {
+			err = etcdError(err)
+			break
+		}
+		n += uint64(res.Count)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	close(k.counting)
+	k.counting = nil
+	k.n, k.known = n, err == nil && !k.again
+	return err
+}
+
 // lost says that the count is not known any more: a change had no answer.
 func (k *nameCount) lost() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.known = false
+	k.known, k.again = false, true
 }
 
 // gone gives the places of n names back.

@@ -38,6 +38,7 @@ type Options struct {
 	Watch    bool // clients watch the tree that they change
 	Feed     bool // with Watch: they follow it by feeds with stored states
 	Sets     bool // a third of the operations reserve several objects
+	Names    bool // clients change and follow names instead
 	Help     bool // clients have nodes execute changes of objects that others hold
 	PerByte  time.Duration
 
@@ -76,4 +77,5 @@ type wildness struct {
 	Torn       int // one chain in so many runs in two parts
 	LoseAnswer int // one chain in so many gets no answer
 	ResetRPC   int // one call in so many loses its answer
+	Stall      int // one stream of names in so many stands still after some pushes
 }

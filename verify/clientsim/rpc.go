@@ -69,7 +69,7 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	q.Body, q.ContentLength, q.RequestURI = io.NopCloser(bytes.NewReader(body)), int64(len(body)), r.URL.RequestURI()
 	q.RemoteAddr = t.from.Name + ":1"
 	q.ProtoMajor, q.ProtoMinor, q.Proto = 2, 0, "HTTP/2.0"
-	if strings.HasSuffix(r.URL.Path, "/WatchTable") {
+	if strings.HasSuffix(r.URL.Path, "/WatchTable") || strings.HasSuffix(r.URL.Path, "/WatchNames") {
 		return t.stream(ctx, cancel, to, q)
 	}
 	w.farewell(r.URL.Path, body)
@@ -156,6 +156,9 @@ func (t transport) stream(ctx context.Context, cancel context.CancelFunc, to *se
 	pr, pw := io.Pipe()
 	s := &streamed{answer: answer{header: http.Header{}, code: http.StatusOK}, t: t, to: to.proc, ctx: q.Context(), pipe: pw, begun: make(chan struct{})}
 	context.AfterFunc(ctx, func() { cancel(); pr.CloseWithError(context.Canceled) })
+	if strings.HasSuffix(q.URL.Path, "/WatchNames") && t.from.chance(t.w.wild.Load().Stall) {
+		s.stallAt = 2 + t.w.intn(4)
+	}
 	go func() {
 		to.handler.ServeHTTP(s, q)
 		s.begin()
@@ -198,6 +201,8 @@ type streamed struct {
 	pipe  *io.PipeWriter
 	begun chan struct{}
 	once  bool
+	// writes are those so far. That number stallAt does not arrive, and none behind it, though the connection stays.
+	writes, stallAt int
 }
 
 func (s *streamed) begin() {
@@ -211,6 +216,10 @@ func (s *streamed) Flush() { s.begin() }
 
 func (s *streamed) Write(b []byte) (int, error) {
 	s.begin()
+	if s.writes++; s.stallAt > 0 && s.writes >= s.stallAt {
+		<-s.ctx.Done()
+		return 0, s.ctx.Err()
+	}
 	if err := s.t.w.hop(s.ctx, s.to, s.t.from); err != nil {
 		return 0, err
 	}

@@ -32,6 +32,7 @@ type run struct {
 	pool       poolWork       // with Options.Pools
 	counter    counterWork    // with Options.Help
 	watchers   []*watcher     // with Options.Watch
+	names      nameWork       // with Options.Names
 
 	mu       sync.Mutex     // guards the fields below
 	callback time.Duration  // the longest so far
@@ -267,6 +268,8 @@ func (r *run) work(w *worker, g int) {
 			r.spaceOp(w, l, g)
 		case r.opt.Pools:
 			r.poolOp(w, l)
+		case r.opt.Names:
+			r.nameOp(w, l)
 		case r.opt.Help && !r.chance(20):
 			r.countOp(w, l)
 		case r.opt.Tree:
@@ -395,6 +398,9 @@ func (r *run) finish(unfollow context.CancelFunc) {
 	}
 	if r.opt.Watch {
 		r.settleWatches(ctx, unfollow)
+	}
+	if r.opt.Names {
+		r.settleNames(ctx)
 	}
 	for _, w := range r.workers {
 		if w.cl != nil {

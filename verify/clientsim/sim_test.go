@@ -164,6 +164,26 @@ func TestSetSchedules(t *testing.T) {
 	}
 }
 
+// TestNameSchedules plays schedules in which clients change names that all of them follow, and streams of pushes stand still: each follower has what
+// was acknowledged some seconds before, whatever dies.
+func TestNameSchedules(t *testing.T) {
+	themes := []int{anyTheme, nodeTheme, endTheme, leaveTheme}
+	n := 4 * len(themes)
+	if testing.Short() {
+		t.Log("-short: fewer schedules")
+		n = len(themes)
+	}
+	sum, played := playEach(t, n, themes, func(o *Options, _ uint64) {
+		o.Names, o.Tree, o.Encrypt, o.Loads, o.Stuck, o.Repair, o.Collect = true, false, false, false, false, false, false
+		o.Stall = 4
+	})
+	if played >= len(themes) {
+		require.NotZero(t, sum.Names)
+		require.NotZero(t, sum.Entries)
+		require.NotZero(t, sum.NameLate, "streams that stood still")
+	}
+}
+
 // TestWatchSchedules plays schedules in which clients watch the tree that they change, and watchers end and go on: no change is missed,
 // whatever dies.
 func TestWatchSchedules(t *testing.T) {

@@ -67,6 +67,9 @@ type Counts struct {
 	// Watches are those that began, Watched their events.
 	Watches, Watched uint64
 	Owners           uint64 // of the pool
+	// Names are changes of names that were done, Entries those that followers have returned, NameLate streams that were given up because
+	// a heartbeat has shown that they missed a change.
+	Names, Entries, NameLate uint64
 }
 
 // lent is a node's memory.
@@ -500,6 +503,9 @@ func (c *Counts) add(o *Counts) {
 	c.Watches += o.Watches
 	c.Watched += o.Watched
 	c.Owners += o.Owners
+	c.Names += o.Names
+	c.Entries += o.Entries
+	c.NameLate += o.NameLate
 	c.Late += o.Late
 }
 
