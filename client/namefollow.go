@@ -60,6 +60,7 @@ type nameHub struct {
 	want  uint64
 	asked int64 // clock.Now time
 	good  int64 // clock.Now time at which the entries were right
+	doubt bool  // Entry fails, because that was long ago; followers have been told
 
 	pushes, changes, streams, late atomic.Uint64
 }
@@ -380,11 +381,17 @@ func (h *nameHub) beat(sent int64, revision uint64) {
 	h.compare()
 }
 
-// compare notes the heartbeat that the stream has come as far as. mu is held.
+// compare notes the heartbeat that the stream has come as far as, and tells followers when Entry begins or ceases to fail. mu is held.
 func (h *nameHub) compare() {
 	if h.want != 0 && h.want <= h.at {
 		h.good = max(h.good, h.asked)
 		h.want = 0
+	}
+	if doubt := clock.Now() > h.good+int64(nameHold); doubt != h.doubt {
+		h.doubt = doubt
+		for _, k := range h.names {
+			k.tell()
+		}
 	}
 }
 

@@ -39,6 +39,7 @@ type objects struct {
 	replicas   int                // of new objects; 0 means the client's
 	durability client.Durability  // of new objects
 	slab       client.SlabKind    // of new nodes; 0 means PAIR
+	held       *holding           // of a tree of a Named; nil: whatever the name stands for
 	late       context.Context    // of Free, when ctx has ended
 	cancel     context.CancelFunc // of late
 }
@@ -46,21 +47,38 @@ type objects struct {
 // Begin begins an operation: what it makes, it links under one session or not at all.
 func (o *objects) Begin() { o.op = o.c.Operation() }
 
-func (o *objects) Read(ref btree.Ref, dst []byte) ([]byte, error) { return o.c.Read(o.ctx, ref, dst) }
+func (o *objects) Read(ref btree.Ref, dst []byte) ([]byte, error) {
+	if err := o.held.err(); err != nil {
+		return dst, err
+	}
+	return o.c.Read(o.ctx, ref, dst)
+}
 
 func (o *objects) View(ref btree.Ref, fn func(payload []byte) error) error {
+	if err := o.held.err(); err != nil {
+		return err
+	}
 	return o.c.View(o.ctx, ref, fn)
 }
 
 func (o *objects) ReadMany(refs []btree.Ref, fn func(i int, payload []byte, err error)) error {
+	if err := o.held.err(); err != nil {
+		return err
+	}
 	return o.c.ReadMany(o.ctx, refs, fn)
 }
 
 func (o *objects) Update(ref btree.Ref, f func(old []byte) ([]byte, error)) error {
+	if err := o.held.err(); err != nil {
+		return err
+	}
 	return o.op.Update(o.ctx, ref, f)
 }
 
 func (o *objects) Alloc(payload []byte, tag uint32, capacity int, writeOnce bool) (btree.Ref, error) {
+	if err := o.held.err(); err != nil {
+		return btree.Ref{}, err
+	}
 	a := client.AllocOptions{Tag: tag, Capacity: capacity, WriteOnce: writeOnce, Replicas: o.replicas, Durability: o.durability}
 	if !writeOnce {
 		a.Slab = o.slab

@@ -1,6 +1,7 @@
 package kv
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -61,6 +62,7 @@ type Watch struct {
 	watcher *client.Watcher
 	follow  *btree.Follower
 	synced  bool
+	release func() bool // of Close at the replacement of the tree; nil: none
 }
 
 // watching is the Store of a Watch.
@@ -141,6 +143,9 @@ func (t *Tree) watchRange(ctx context.Context, r btree.Range, o WatchOptions) (*
 		}
 	}
 	w.follow = btree.Follow(t.Shared, watching{w}, f)
+	if t.store.held != nil {
+		w.release = context.AfterFunc(t.store.held.ctx, watcher.Close)
+	}
 	if !o.From.Now {
 		return w, nil
 	}
@@ -170,7 +175,7 @@ func (w *Watch) Next(ctx context.Context) (Event, error) {
 		}
 		ref, err := w.watcher.Next(ctx)
 		if err != nil {
-			return Event{}, err
+			return Event{}, cmp.Or(w.t.store.held.err(), err)
 		}
 		w.follow.Changed(ref)
 	}
@@ -210,4 +215,9 @@ func (w *Watch) LeaseLeft() time.Duration { return time.Duration(w.t.c.Stats().L
 func (w *Watch) Behind() time.Duration { return w.watcher.Behind() }
 
 // Close ends the Watch. A Next that waits returns client.ErrClosed.
-func (w *Watch) Close() { w.watcher.Close() }
+func (w *Watch) Close() {
+	if w.release != nil {
+		w.release()
+	}
+	w.watcher.Close()
+}
