@@ -114,15 +114,16 @@ func (g *gatewayRedisCmd) password() (string, error) {
 // serve opens the tree and the ports and prints that the gateway is ready. The guard of open ports runs again once
 // the file of users is read, because only that file says whether a password is needed.
 func (g *gatewayRedisCmd) serve(ctx context.Context, a *app, c *client.Client, password string, secured *tls.Config, port *metricsPort) error {
-	tree, err := g.open(ctx, a, c)
+	named, tree, err := g.open(ctx, a, c)
 	if err != nil {
 		return err
 	}
+	defer named.Close()
 	sweep := g.SweepKeys
 	if sweep == 0 {
 		sweep = -1
 	}
-	s := redis.New(redis.Config{Tree: tree, Password: password, MaxClients: g.MaxClients, SweepKeys: sweep, Version: version, Logger: a.log, Far: func() bool { return far(c) }})
+	s := redis.New(redis.Config{Tree: tree, Reopen: named.Tree, Password: password, MaxClients: g.MaxClients, SweepKeys: sweep, Version: version, Logger: a.log, Far: func() bool { return far(c) }})
 	if g.ACLFile != "" {
 		if err := s.UseACL(g.ACLFile); err != nil {
 			return usagef("--acl-file: %w", err)
@@ -143,7 +144,7 @@ func (g *gatewayRedisCmd) serve(ctx context.Context, a *app, c *client.Client, p
 	for _, l := range listeners {
 		defer l.Close()
 	}
-	port.watch(prom.NewCollector(c), collect.NewGateway(s, tree))
+	port.watch(prom.NewCollector(c), collect.NewGateway(s))
 	if err := a.ready(port.tell(g.facts(listeners, tree)), func(w io.Writer) {
 		port.text(w)
 		g.welcome(w, listeners, tree)
@@ -233,24 +234,29 @@ func (g *gatewayRedisCmd) listeners(ctx context.Context, secured *tls.Config) (o
 	return out, nil
 }
 
-// open opens the tree, and makes it with --create. Two gateways may be started at once: the one that finds the
+// open opens the tree that the name stands for, and makes it with --create. Two gateways may be started at once: the one that finds the
 // name taken opens the other's tree.
-func (g *gatewayRedisCmd) open(ctx context.Context, a *app, c *client.Client) (*kv.Tree, error) {
+func (g *gatewayRedisCmd) open(ctx context.Context, a *app, c *client.Client) (*kv.Named, *kv.Tree, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.cli.Timeout)
 	defer cancel()
 	cfg := btree.Config{CacheBytes: int(g.Cache), ReadOnly: c.ReadOnly()}
-	tree, err := kv.Open(ctx, c, g.Tree, cfg)
-	if !errors.Is(err, client.ErrNoName) {
-		return tree, err
+	named, err := kv.OpenNamed(ctx, c, g.Tree, cfg)
+	if errors.Is(err, client.ErrNoName) {
+		if !g.Create {
+			return nil, nil, fmt.Errorf("%w; --create makes the tree", err)
+		}
+		if _, err = kv.Create(ctx, c, g.Tree, cfg); err == nil || errors.Is(err, client.ErrNameExists) { // or another gateway was faster
+			named, err = kv.OpenNamed(ctx, c, g.Tree, cfg)
+		}
 	}
-	if !g.Create {
-		return nil, fmt.Errorf("%w; --create makes the tree", err)
+	if err != nil {
+		return nil, nil, err
 	}
-	tree, err = kv.Create(ctx, c, g.Tree, cfg)
-	if errors.Is(err, client.ErrNameExists) { // another gateway was faster
-		return kv.Open(ctx, c, g.Tree, cfg)
+	tree, err := named.Tree(ctx)
+	if err != nil {
+		named.Close()
 	}
-	return tree, err
+	return named, tree, err
 }
 
 // listen opens a TCP or unix port. A unix socket that no process listens on is replaced.
@@ -310,9 +316,9 @@ func (u gatewayUsers) Open(ctx context.Context, user, tenant string, readOnly bo
 	if err != nil {
 		return nil, nil, err
 	}
-	if tree, err := u.g.open(ctx, u.a, c); err == nil {
-		return tree, c.Close, nil
-	} else {
+	named, tree, err := u.g.open(ctx, u.a, c)
+	if err != nil {
 		return nil, nil, errors.Join(err, c.Close())
 	}
+	return tree, func() error { named.Close(); return c.Close() }, nil
 }

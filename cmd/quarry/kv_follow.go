@@ -78,7 +78,12 @@ func (x *kvFollowCmd) Run(ctx context.Context, a *app) error {
 // follow prints the events of one feed.
 func (x *kvFollowCmd) follow(ctx context.Context, a *app, c *client.Client, r btree.Range, out *kvFollowOut, acks *followAcks) (err error) {
 	octx, cancel := a.one(ctx)
-	t, err := kv.Open(octx, c, a.cli.KV.Tree, btree.Config{})
+	named, err := kv.OpenNamed(octx, c, a.cli.KV.Tree, btree.Config{})
+	var t *kv.Tree
+	if err == nil {
+		defer named.Close()
+		t, err = named.Tree(octx)
+	}
 	cancel()
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ type nameCmd struct {
 	Set    nameSetCmd    `cmd:"" help:"Point a name at an object; the name is made if there is none."`
 	Show   nameGetCmd    `cmd:"" name:"get" help:"Show a name."`
 	List   nameListCmd   `cmd:"" help:"List names."`
+	Watch  nameWatchCmd  `cmd:"" help:"Print names, and each change of them as the controllers push it."`
 	Delete nameDeleteCmd `cmd:"" help:"Delete a name; the object stays."`
 }
 

@@ -79,6 +79,10 @@ func (c *conn) become(u *user, home *Server) {
 		c.hearAs(u)
 	}
 	c.s = home
+	c.home.Store(home)
+	if home.replaced.Load() { // endConnections may not have found the connection there
+		c.pushes.hangUp()
+	}
 	c.describe(func(d *about) { d.user = u.name })
 }
 
@@ -173,7 +177,7 @@ func reset(c *conn, _ [][]byte) error {
 	c.authenticated = c.s.Open()
 	c.p.preAuth = !c.authenticated
 	c.describe(func(d *about) { *d = about{proto: 2} })
-	c.become(c.s.acl.normal, c.s.base)
+	c.become(c.s.acl.normal, c.s.base.Load())
 	c.status("RESET")
 	return nil
 }

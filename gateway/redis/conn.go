@@ -39,12 +39,13 @@ type request struct {
 // conn is the connection of one client. Its goroutine owns the fields, but for about, which mu
 // guards, and the atomic seen.
 type conn struct {
-	s     *Server   // shared with all connections
-	sock  socket    // see socket: attached or detached
-	id    uint64    // in CLIENT LIST; never used twice
-	since time.Time // of the connection
-	quick int       // batches in a row that came within closeWait, at most closeReads
-	slice int64     // number of the slice of closeWait in which the last batch came
+	s     *Server                // shared with all connections
+	home  atomic.Pointer[Server] // s, for others than the connection's goroutine
+	sock  socket                 // see socket: attached or detached
+	id    uint64                 // in CLIENT LIST; never used twice
+	since time.Time              // of the connection
+	quick int                    // batches in a row that came within closeWait, at most closeReads
+	slice int64                  // number of the slice of closeWait in which the last batch came
 
 	yielded       time.Time // of the last runtime.Gosched
 	remote, local net.Addr  // of the connection
@@ -119,6 +120,7 @@ func newConn(s *Server, nc net.Conn, id uint64) *conn {
 		c.in = make([]byte, firstBufferBytes)
 	}
 	c.about = about{proto: 2, user: c.user.name}
+	c.home.Store(s)
 	c.sock.init(s, nc)
 	c.pushes.init(c)
 	c.fetch = c.take

@@ -138,11 +138,11 @@ func (s *Server) lookAtGrants(ctx context.Context) error {
 // home is where a user's keys are. It opens the tree if that is not open.
 func (s *Server) home(user string) (*Server, error) {
 	if s.granted.users == nil || user == defaultUser {
-		return s.base, nil
+		return s.base.Load(), nil
 	}
 	b := (*s.granted.now.Load())[user]
 	if b == nil || b.home == nil {
-		return s.base, nil // where exceeds refuses every command
+		return s.base.Load(), nil // where exceeds refuses every command
 	}
 	if h := b.home.server.Load(); h != nil {
 		return h, nil
@@ -160,7 +160,7 @@ func (s *Server) home(user string) (*Server, error) {
 	if h := b.home.server.Load(); h != nil || s.granted.open[key] != b.home {
 		_ = closeTree() // another connection was faster, or the grants have changed
 		if h == nil {
-			h = s.base
+			h = s.base.Load()
 		}
 		return h, nil
 	}
@@ -183,7 +183,34 @@ func (s *Server) home(user string) (*Server, error) {
 		})
 	}
 	b.home.server.Store(h)
+	if gone := tree.Replaced(); gone != nil {
+		s.wg.Go(func() {
+			select {
+			case <-gone:
+				s.leaveHome(b.home, h)
+			case <-sctx.Done():
+			}
+		})
+	}
 	return h, nil
+}
+
+// leaveHome closes a user's tree that was replaced, and its connections: the next AUTH opens the tree that the name stands for then.
+func (s *Server) leaveHome(home *homeOf, h *Server) {
+	b := &s.granted
+	b.mu.Lock()
+	stop := home.stop
+	if b.open[home.key] != home || home.server.Load() != h {
+		stop = nil // the grants have changed
+	} else {
+		home.server.Store(nil)
+		home.stop = nil
+	}
+	b.mu.Unlock()
+	s.endConnections(h)
+	if stop != nil {
+		stop()
+	}
 }
 
 // closeGranted closes the trees of users.

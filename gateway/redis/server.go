@@ -35,7 +35,9 @@ const (
 
 // Config of a Server. Tree is required; the zero value of each other field is explained there.
 type Config struct {
-	Tree       *kv.Tree
+	Tree *kv.Tree
+	// Reopen opens the tree that the name of Tree stands for, when Tree was replaced (kv.Tree.Replaced). Without it commands fail then.
+	Reopen     func(ctx context.Context) (*kv.Tree, error)
 	Password   string        // that AUTH must give; "": none is needed
 	MaxClients int           // connections at once, with a password those that have given it; 0: 10000
 	SweepKeys  int           // records looked at for expiry a second; 0: 2000, negative: none
@@ -77,18 +79,19 @@ type Server struct {
 	caches    caches               // what clients keep of the tree
 	channels  channels             // who hears of its changes
 	feed      feed                 // of the changes
+	replaced  atomic.Bool          // the tree is not the one that its name stands for: connections here end
 }
 
 // shared is what all trees of a gateway have in common.
 type shared struct {
 	// Set by New and constant while it serves, but for ctx, which Serve sets.
 	cfg      Config
-	base     *Server             // of New; the others are of users in tenants
-	clock    func() time.Time    // wall clock, of expiry and of the age of what is swept
-	random   func() uint64       // for ids
-	ctx      context.Context     // of commands; never canceled
-	feeds    context.Context     // of feeds; ends with Serve. Set by Serve
-	commands map[string]*command // by name, in lower case
+	base     atomic.Pointer[Server] // of users without grants; the others are of users in tenants
+	clock    func() time.Time       // wall clock, of expiry and of the age of what is swept
+	random   func() uint64          // for ids
+	ctx      context.Context        // of commands; never canceled
+	feeds    context.Context        // of feeds; ends with Serve. Set by Serve
+	commands map[string]*command    // by name, in lower case
 	getCmd   *command
 	setCmd   *command
 	execCmd  *command
@@ -136,7 +139,7 @@ func New(cfg Config) *Server {
 	h := &shared{cfg: cfg.withDefaults(), clock: time.Now, random: rand.Uint64, ctx: context.Background(), started: time.Now(), patience: slowReader,
 		maxHeld: maxHeldBytes, seed: maphash.MakeSeed(), conns: map[uint64]*conn{}, commands: map[string]*command{}}
 	s := h.over(cfg.Tree)
-	h.base = s
+	h.base.Store(s)
 	h.ended.L = &h.mu
 	for _, cmd := range commandTable() {
 		s.commands[cmd.name] = cmd
@@ -179,9 +182,7 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	defer stop()
 	bctx, stopBackground := context.WithCancel(ctx)
 	s.feeds = bctx
-	if s.cfg.SweepKeys > 0 {
-		s.wg.Go(func() { s.sweep(bctx) })
-	}
+	s.wg.Go(func() { s.tend(bctx) })
 	if s.granted.users != nil {
 		s.wg.Go(func() { s.followGrants(bctx) })
 	}
@@ -256,7 +257,7 @@ func (s *Server) welcome(ctx context.Context, nc net.Conn) {
 		return
 	}
 	s.lastID++
-	c := newConn(s, nc, s.lastID)
+	c := newConn(s.base.Load(), nc, s.lastID)
 	s.conns[c.id] = c
 	if strange {
 		s.addPreAuth(c)

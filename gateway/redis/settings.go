@@ -126,7 +126,7 @@ func configSet(c *conn, a [][]byte) error {
 		name, value := lowered(a[i]), string(a[i+1])
 		if name == keyspaceEvents {
 			value = classText(events)
-			c.s.base.feed.notify.Store(events)
+			c.s.base.Load().feed.notify.Store(events)
 		}
 		s.put(name, value)
 	}
@@ -151,7 +151,7 @@ func (c *conn) eventsOf(a [][]byte) (events uint32, err error) {
 			return 0, fault("ERR CONFIG SET failed (possibly related to argument '" + string(word(a[i], 1024)) + "') - Invalid event class character. Use 'Ag$lshzxeKEtmdn'.")
 		}
 		if events != 0 {
-			if err = c.s.base.feed.start(); err != nil {
+			if err = c.s.base.Load().feed.start(); err != nil {
 				return 0, err
 			}
 		}

@@ -172,7 +172,7 @@ func watch(t *testing.T) *watched {
 	ports := map[string]string{
 		"quarry-controller": serve("controller", collect.NewController(cluster.Controller)),
 		"quarry-storage":    serve("storage", collect.NewNodes(cluster.Nodes...)),
-		"quarry-client":     serve("client", prom.NewCollector(c), collect.NewGateway(gateway, tree)),
+		"quarry-client":     serve("client", prom.NewCollector(c), collect.NewGateway(gateway)),
 	}
 	work(t, cluster, c)
 	tally := &job.Tally{}

@@ -3,7 +3,6 @@ package collect
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/quarrystore/quarry/btree/kv"
 	trees "github.com/quarrystore/quarry/btree/kv/prom"
 	"github.com/quarrystore/quarry/gateway/redis"
 	"github.com/quarrystore/quarry/internal/metrics"
@@ -28,11 +27,10 @@ var (
 // Gateway collects from a Redis gateway and its tree.
 type Gateway struct {
 	server *redis.Server
-	tree   *kv.Tree
 }
 
 // NewGateway makes a collector.
-func NewGateway(s *redis.Server, t *kv.Tree) *Gateway { return &Gateway{s, t} }
+func NewGateway(s *redis.Server) *Gateway { return &Gateway{s} }
 
 // Describe implements prometheus.Collector.
 func (*Gateway) Describe(ch chan<- *prometheus.Desc) {
@@ -42,7 +40,7 @@ func (*Gateway) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (g *Gateway) Collect(ch chan<- prometheus.Metric) {
-	t := g.tree.Stats()
+	t := g.server.Tree().Stats()
 	trees.Collect(ch, t)
 	s := g.server.Stats()
 	for _, v := range []struct {
