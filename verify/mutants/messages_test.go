@@ -104,6 +104,26 @@ var messageMutants = []mutant{
 		runs:  []run{tests("rdma/host", "^TestWatchEndsWithItsRegion$")},
 	},
 	{
+		name: "late push of a name unnoticed", what: "goes on with a stream of names that a heartbeat shows to have missed a change",
+		edits: []edit{{"client.(*nameHub).beat", `h.late.Add(1)`, `return`}},
+		runs:  []run{tests("verify/clientsim", "^TestNameSchedules$")},
+	},
+	{
+		name: "heartbeat silent about names", what: "leaves out of the answers to heartbeats how far names have changed",
+		edits: []edit{{"controller.(*namePushes).acknowledge", `old < revision && !at`, `false && !at`}},
+		runs:  []run{tests("verify/clientsim", "^TestNameSchedules$")},
+	},
+	{
+		name: "name pushed to whom it is hidden from", what: "pushes names that the watcher may not read",
+		edits: []edit{{"controller.(*acting).readable", `!in.may(mayRead, name)`, `false`}},
+		runs:  []run{tests("controller", "^TestHazard196_NamesOfOthersAreNotPushed$")},
+	},
+	{
+		name: "stale root used", what: "goes on in a tree that the name does not stand for any more",
+		edits: []edit{{"btree/kv.(*holding).err", `h.ctx.Err() != nil`, `false`}},
+		runs:  []run{tests("btree/kv", "^TestHazard197_StaleRootIsNotUsed$")},
+	},
+	{
 		name: "answered before done", what: "says that a write is done, and releases the object unchanged",
 		edits: []edit{{"storagenode.(*execLane).write", `return r.Payload, nil`, `a = msg.ObjectAnswer{Version: info.Version + 1, Tag: info.Tag}
 		return nil, errVersion`}},
