@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	pb "google.golang.org/protobuf/proto"
@@ -121,4 +122,14 @@ func NeverDone(ctx context.Context, c *Client, q msg.ObjectRequest) (bool, error
 	}
 	defer c.done(l, nil)
 	return l.neverDone(&q), nil
+}
+
+// FollowForTest has a Client follow n names more, without a wait for any of them.
+func FollowForTest(c *Client, n int) {
+	for i := range n {
+		f := &FollowedName{hub: c.nameHub(), name: fmt.Sprint("more/", i), changed: make(chan struct{}, 1), done: make(chan struct{})}
+		if err := f.hub.add(f); err != nil {
+			panic(err)
+		}
+	}
 }

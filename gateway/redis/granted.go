@@ -189,6 +189,7 @@ func (s *Server) home(user string) (*Server, error) {
 			case <-gone:
 				s.leaveHome(b.home, h)
 			case <-sctx.Done():
+			case <-s.feeds.Done(): // the gateway ends
 			}
 		})
 	}

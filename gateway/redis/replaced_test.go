@@ -1,6 +1,7 @@
 package redis_test
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -50,4 +51,51 @@ func TestHazard198_GatewayGoesOnWithTheNewTree(t *testing.T) {
 	require.Equal(t, 1, n)
 	require.NoError(t, kv.Settle(ctx, other, "keys", "job"))
 	require.Equal(t, `"new"`, dial(t, addr).cmd("GET k"))
+}
+
+// usersOf opens the tree "keys" for every user.
+type usersOf struct {
+	t *testing.T
+	c *client.Client
+}
+
+func (u usersOf) Grants(context.Context) (map[string][]redis.Grant, error) {
+	return map[string][]redis.Grant{"ann": {{Tenant: "default", Read: true, Write: true}}}, nil
+}
+
+func (u usersOf) Open(ctx context.Context, _, _ string, _ bool) (*kv.Tree, func() error, error) {
+	named, err := kv.OpenNamed(ctx, u.c, "keys", btree.Config{})
+	if err != nil {
+		return nil, nil, err
+	}
+	tree, err := named.Tree(ctx)
+	return tree, func() error { named.Close(); return nil }, err
+}
+
+// A user's tree that is replaced is closed, and opened again by the next AUTH; users of other trees are left alone.
+func TestGrantedTreeIsReplaced(t *testing.T) {
+	ctx := t.Context()
+	cluster := testcluster.New(t, testcluster.Options{})
+	c, other := cluster.Connect(client.Config{}), cluster.Connect(client.Config{})
+	base, err := kv.Create(ctx, c, "base", btree.Config{})
+	require.NoError(t, err)
+	_, err = kv.Create(ctx, other, "keys", btree.Config{})
+	require.NoError(t, err)
+	s := redis.New(redis.Config{Tree: base})
+	require.NoError(t, s.UseGrants(ctx, usersOf{t, c}))
+	addr := serve(t, s)
+	normal, ann := dial(t, addr), dial(t, addr)
+	require.Equal(t, "+OK", normal.cmd("ACL SETUSER ann on >pw ~* +@all"))
+	require.Equal(t, "+OK", ann.cmd("AUTH ann pw"))
+	require.Equal(t, "+OK", ann.cmd("SET k former"))
+	_, err = kv.Stage(ctx, other, "keys", "job")
+	require.NoError(t, err)
+	require.NoError(t, kv.Commit(ctx, other, "keys", "job"))
+	ann.gone()
+	ann = dial(t, addr)
+	require.Eventually(t, func() bool { return ann.cmd("AUTH ann pw") == "+OK" && ann.cmd("GET k") == `"-1"` }, patience, 1e6)
+	require.Equal(t, "+OK", ann.cmd("SET k new"))
+	require.Equal(t, `"new"`, ann.cmd("GET k"))
+	require.Equal(t, "+PONG", normal.cmd("PING"))
+	require.Equal(t, 1, c.Stats().Names.Followed, "the former tree's name is not followed twice")
 }
