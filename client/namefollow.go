@@ -158,6 +158,9 @@ func (f *FollowedName) Entry() (Name, error) {
 // Changed has a value when Entry may return something else than before. Several changes may be one value.
 func (f *FollowedName) Changed() <-chan struct{} { return f.changed }
 
+// Done is closed when the following has ended: by Close, or with the Client.
+func (f *FollowedName) Done() <-chan struct{} { return f.done }
+
 // Close ends the following.
 func (f *FollowedName) Close() {
 	f.close.Do(func() {

@@ -130,6 +130,8 @@ func (n *Named) watch(ctx context.Context) {
 		n.look()
 		select {
 		case <-n.follow.Changed():
+		case <-n.follow.Done(): // the client is closed
+			return
 		case <-ctx.Done():
 			return
 		}

@@ -7,13 +7,16 @@ import (
 	"sync"
 	"time"
 
+	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/proto"
 )
 
 // This file has clients change names that all of them follow. Checked are: what a follower returns is never of an earlier revision than what it
 // has returned before; a change that was acknowledged more than nameBound ago is known to it; and when the faults have ended, it has what the
-// controllers answer.
+// controllers answer. Beside that they replace a tree, and put keys into the tree that its name stands for: none is put into one that was replaced more than
+// nameBound ago.
 
 const (
 	sharedNames = 4 // the last one is also deleted
@@ -26,6 +29,7 @@ type nameWork struct {
 	mu        sync.Mutex
 	changes   [sharedNames][]nameChange        // acknowledged, in the order of the acknowledgements
 	followers map[*client.Client]*nameFollower // of the processes that have one
+	former    map[client.Ref]time.Time         // roots of trees that were replaced: when that was acknowledged
 }
 
 // nameChange is a change that was acknowledged.
@@ -39,6 +43,7 @@ type nameFollower struct {
 	turn  chan struct{} // of capacity 1, held by one look at a time: time goes on for those who wait
 	names [sharedNames]*client.FollowedName
 	last  [sharedNames]uint64 // revision that was returned last
+	tree  *kv.Named           // of replacedTree; nil: not opened yet
 }
 
 func sharedName(i int) string { return fmt.Sprintf("shared/%d", i) }
@@ -47,6 +52,10 @@ func sharedName(i int) string { return fmt.Sprintf("shared/%d", i) }
 func (r *run) nameOp(w *worker, l *incarnation) {
 	i := r.intn(sharedNames)
 	switch n := r.intn(10); {
+	case r.chance(4):
+		r.putByName(w, l)
+	case r.chance(40):
+		r.replaceTree(w, l)
 	case n < 5:
 		r.lookAtName(w, l, i)
 	case n == 9 && i == sharedNames-1:
@@ -78,6 +87,71 @@ func (r *run) changeName(w *worker, l *incarnation, i int) {
 		defer r.names.mu.Unlock()
 		r.names.changes[i] = append(r.names.changes[i], nameChange{now.Revision, time.Now()})
 	}
+}
+
+// replacedTree is the name of the tree that is replaced.
+const replacedTree = "replaced"
+
+// putByName puts a key into the tree that the name stands for.
+func (r *run) putByName(w *worker, l *incarnation) {
+	f := r.follower(l)
+	f.turn <- struct{}{}
+	if f.tree == nil {
+		_ = w.call(r.ctx, l, "open named", func(ctx context.Context) (err error) {
+			f.tree, err = kv.OpenNamed(ctx, l.cl, replacedTree, btree.Config{})
+			return err
+		})
+	}
+	named := f.tree
+	<-f.turn
+	if named == nil {
+		return
+	}
+	var began time.Time
+	var root client.Ref
+	err := w.call(r.ctx, l, "put by name", func(ctx context.Context) error {
+		t, err := named.Tree(ctx)
+		if err != nil {
+			return err
+		}
+		began, root = time.Now(), t.Root()
+		return t.Put(ctx, []byte(r.anyKey()), payload(r.h.value(), 40))
+	})
+	if err != nil {
+		return
+	}
+	r.count(&r.Counts.NamedPuts)
+	r.names.mu.Lock()
+	defer r.names.mu.Unlock()
+	if at, ok := r.names.former[root]; ok && at.Before(began.Add(-nameBound)) {
+		r.fail("%s: a key was put into a tree that was replaced %v before", l.name, began.Sub(at))
+	}
+}
+
+// replaceTree has the name stand for another tree, and frees the former one.
+func (r *run) replaceTree(w *worker, l *incarnation) {
+	owner := fmt.Sprint("job ", r.h.value())
+	var former client.Ref
+	if w.call(r.ctx, l, "replace", func(ctx context.Context) error {
+		if _, err := kv.Stage(ctx, l.cl, replacedTree, owner); err != nil {
+			return err
+		}
+		e, err := l.cl.Names().Lookup(ctx, replacedTree)
+		if err == nil {
+			former = e.Ref
+			err = kv.Commit(ctx, l.cl, replacedTree, owner)
+		}
+		return err
+	}) == nil {
+		r.names.mu.Lock()
+		if r.names.former == nil {
+			r.names.former = map[client.Ref]time.Time{}
+		}
+		r.names.former[former] = time.Now()
+		r.names.mu.Unlock()
+		r.count(&r.Counts.Replaced)
+	}
+	_ = w.call(r.ctx, l, "settle", func(ctx context.Context) error { return kv.Settle(ctx, l.cl, replacedTree, owner) })
 }
 
 // follower is that of a process; nil until it follows all names.
@@ -161,8 +235,32 @@ func (r *run) settleNames(ctx context.Context) {
 				}
 			}
 		}
+		if f.tree != nil {
+			if err := r.again(ctx, func() error { return f.putAtEnd(ctx, cl) }); err != nil {
+				r.fail("client%d does not work in the tree that the name stands for: %v", w.id, err)
+			}
+			f.tree.Close()
+		}
 		r.World.mu.Lock()
 		r.Counts.NameLate += cl.Stats().Names.Late
 		r.World.mu.Unlock()
 	}
+}
+
+var errFormerTree = errors.New("the tree is not the one that the name stands for")
+
+// putAtEnd puts a key into the tree, which must be the one that the controllers name.
+func (f *nameFollower) putAtEnd(ctx context.Context, cl *client.Client) error {
+	e, err := cl.Names().Lookup(ctx, replacedTree)
+	if err != nil {
+		return err
+	}
+	t, err := f.tree.Tree(ctx)
+	if err == nil && t.Root() != e.Ref {
+		err = errFormerTree
+	}
+	if err == nil {
+		err = t.Put(ctx, []byte("end"), []byte("end"))
+	}
+	return err
 }

@@ -448,6 +448,7 @@ func (r *run) finish(unfollow context.CancelFunc) {
 	switch {
 	case r.opt.Tree:
 		r.checkTrees(ctx, p, cl)
+	case r.opt.Names: // what replacements that were cut off have left, kv collect frees
 	case r.opt.Pools: // the only object is the pool's
 		r.checkPool(ctx, cl)
 	default:

@@ -180,6 +180,8 @@ func TestNameSchedules(t *testing.T) {
 	if played >= len(themes) {
 		require.NotZero(t, sum.Names)
 		require.NotZero(t, sum.Entries)
+		require.NotZero(t, sum.Replaced)
+		require.NotZero(t, sum.NamedPuts)
 		require.NotZero(t, sum.NameLate, "streams that stood still")
 	}
 }

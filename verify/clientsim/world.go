@@ -70,6 +70,8 @@ type Counts struct {
 	// Names are changes of names that were done, Entries those that followers have returned, NameLate streams that were given up because
 	// a heartbeat has shown that they missed a change.
 	Names, Entries, NameLate uint64
+	// Replaced are trees that were replaced, NamedPuts keys that were put into what the name stood for.
+	Replaced, NamedPuts uint64
 }
 
 // lent is a node's memory.
@@ -506,6 +508,8 @@ func (c *Counts) add(o *Counts) {
 	c.Names += o.Names
 	c.Entries += o.Entries
 	c.NameLate += o.NameLate
+	c.Replaced += o.Replaced
+	c.NamedPuts += o.NamedPuts
 	c.Late += o.Late
 }
 
