@@ -31,6 +31,9 @@ func (w *worker) work(ctx context.Context, j *Job, p *Part) (err error) {
 	defer stop()
 	total := max(1, map[string]int{phaseMap: j.Maps, phaseReduce: j.Reduces}[p.Phase])
 	e := newEnv(dctx, w, j, coproc.Part{Job: j.ID, Phase: coproc.Phase(p.Phase), Index: p.Index, Of: total, Attempt: p.Attempt})
+	if p.second {
+		return w.workBeside(dctx, cancel, j, p, e, began)
+	}
 
 	// The attempt works on a copy of the record; the beat owns p.
 	result := make(chan attempt, 1)
@@ -42,14 +45,20 @@ func (w *worker) work(ctx context.Context, j *Job, p *Part) (err error) {
 		w.ends(&a.Part)
 		result <- a
 	}()
-	a, ok := w.await(dctx, cancel, p, e, result)
+	w.conclude(dctx, cancel, j, p, e, began, result)
+	return nil
+}
+
+// conclude waits for the part's own attempt, and records how it ended.
+func (w *worker) conclude(dctx context.Context, cancel context.CancelCauseFunc, j *Job, p *Part, e *env, began time.Time, result <-chan attempt) {
+	a, ok := w.await(dctx, cancel, p.Job, func() error { return w.beat(p, e) }, result)
 	if !ok {
 		// The plugin does not stop: give the part up, then the process.
 		w.record(j, p, attempt{err: context.Cause(dctx), runs: true}, e, began)
 		w.Die(fmt.Sprintf("%v: %v, and it does not stop", p, context.Cause(dctx)))
 		a = <-result // Die of a test returns
 		dropRuns(w.tidy, w.c, a.Runs)
-		return nil
+		return
 	}
 	if a.err != nil && context.Cause(dctx) != nil {
 		a.err = context.Cause(dctx)
@@ -57,6 +66,18 @@ func (w *worker) work(ctx context.Context, j *Job, p *Part) (err error) {
 	w.record(j, p, a, e, began)
 	if errors.Is(a.err, errMemory) {
 		w.Die(a.err.Error())
+	}
+}
+
+// beat raises the beat of a part's own attempt. An error ends the attempt: another worker has the part, or is to have it.
+func (w *worker) beat(p *Part, e *env) error {
+	p.Beat++
+	e.tell(p)
+	switch err := w.store.settlePart(w.tidy, w.session, p); {
+	case errors.Is(err, errLost):
+		return errLost
+	case p.Second.ready():
+		return errYields
 	}
 	return nil
 }
@@ -77,10 +98,10 @@ func dropRuns(ctx context.Context, c *client.Client, runs [][][]proto.Ref) {
 	}
 }
 
-// await raises the part's beat until the attempt has returned. It cancels the attempt if the job
-// has ended, the part is another worker's, or the process takes too much memory. false: the
+// await raises the beat of an attempt until that has returned. It cancels the attempt if the job
+// has ended, the process takes too much memory, or raise fails. false: the
 // attempt has not returned within stopTime after its context ended.
-func (w *worker) await(ctx context.Context, cancel context.CancelCauseFunc, p *Part, e *env, result <-chan attempt) (attempt, bool) {
+func (w *worker) await(ctx context.Context, cancel context.CancelCauseFunc, id uint64, raise func() error, result <-chan attempt) (attempt, bool) {
 	beat := time.NewTicker(w.Lease / 6)
 	defer beat.Stop()
 	var weigh <-chan time.Time
@@ -104,15 +125,10 @@ func (w *worker) await(ctx context.Context, cancel context.CancelCauseFunc, p *P
 				cancel(fmt.Errorf("%w: %d MiB", errMemory, w.ProcessBytes>>20))
 			}
 		case <-beat.C:
-			j, err := w.store.Job(w.tidy, p.Job)
-			if err == nil && j.State.Ended() {
+			if j, err := w.store.Job(w.tidy, id); err == nil && j.State.Ended() {
 				cancel(errCancelled)
-				continue
-			}
-			p.Beat++
-			e.tell(p)
-			if err := w.store.settlePart(w.tidy, w.session, p); errors.Is(err, errLost) {
-				cancel(errLost)
+			} else if err := raise(); err != nil {
+				cancel(err)
 			}
 		}
 	}
@@ -148,6 +164,8 @@ func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
 		outcome = outcomeLost
 	case errors.Is(a.err, errCancelled):
 		p.State, outcome = Cancelled, outcomeCancelled
+	case errors.Is(a.err, errYields):
+		p.State, outcome = Pending, outcomeYielded
 	case errors.Is(a.err, errInQueue):
 		p.State, p.Attempt, p.Error, p.queued, outcome = Pending, p.Attempt-1, cut(a.err.Error(), maxErrorLen), true, outcomeQueued
 	default:
@@ -166,7 +184,11 @@ func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
 	if errors.Is(err, errLost) {
 		outcome = outcomeLost
 	}
-	if outcome != outcomeQueued {
+	switch outcome {
+	case outcomeQueued:
+	case outcomeYielded:
+		w.Tally.attempt(p.Phase, outcomeLost, p.Took)
+	default:
 		w.Tally.attempt(p.Phase, outcome, p.Took)
 	}
 	w.Tally.emitted.Add(a.Emitted)

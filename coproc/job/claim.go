@@ -29,10 +29,11 @@ func (w *worker) claim(ctx context.Context) (*Job, *Part, error) {
 	first, _ := slices.BinarySearch(ids, turn+1)
 	ids = append(ids[first:len(ids):len(ids)], ids[:first]...)
 	var listed []uint64
+	var slow []straggler
 	for _, id := range ids {
 		j, p, fresh, err := w.claimReady(ctx, id)
 		if err == nil && p == nil && !fresh {
-			j, p, err = w.look(ctx, id)
+			j, p, err = w.look(ctx, id, &slow)
 		}
 		if err != nil || p != nil {
 			w.took(id)
@@ -43,12 +44,12 @@ func (w *worker) claim(ctx context.Context) (*Job, *Part, error) {
 		}
 	}
 	for _, id := range listed { // nothing else is to be done
-		if j, p, err := w.look(ctx, id); err != nil || p != nil {
+		if j, p, err := w.look(ctx, id, &slow); err != nil || p != nil {
 			w.took(id)
 			return j, p, err
 		}
 	}
-	return nil, nil, nil
+	return w.beginSecond(ctx, slow)
 }
 
 // took records whose turn it was. A job whose records could not be read counts too, so that the
@@ -60,8 +61,8 @@ func (w *worker) took(id uint64) {
 }
 
 // look is claimOf, and refuses a job whose records are damaged or forged.
-func (w *worker) look(ctx context.Context, id uint64) (*Job, *Part, error) {
-	j, p, err := w.claimOf(ctx, id)
+func (w *worker) look(ctx context.Context, id uint64, slow *[]straggler) (*Job, *Part, error) {
+	j, p, err := w.claimOf(ctx, id, slow)
 	if unsound(err) {
 		w.refuse(ctx, id, err)
 		return nil, nil, nil
@@ -72,8 +73,9 @@ func (w *worker) look(ctx context.Context, id uint64) (*Job, *Part, error) {
 	return j, p, err
 }
 
-// claimOf claims a part of one job, and advances the job if its parts are all done.
-func (w *worker) claimOf(ctx context.Context, id uint64) (j *Job, p *Part, err error) {
+// claimOf claims a part of one job, and advances the job if its parts are all done. It adds the parts to slow that may
+// have a second attempt.
+func (w *worker) claimOf(ctx context.Context, id uint64, slow *[]straggler) (j *Job, p *Part, err error) {
 	defer survive(&err)
 	if j, err = w.job(ctx, id); errors.Is(err, ErrNoJob) {
 		return nil, nil, fmt.Errorf("%w: %w", errDamaged, err) // the marker is written after the job
@@ -96,6 +98,9 @@ func (w *worker) claimOf(ctx context.Context, id uint64) (j *Job, p *Part, err e
 			return j, p, err
 		}
 		if !done {
+			if can {
+				*slow = append(*slow, w.stragglers(j, parts)...)
+			}
 			return nil, nil, nil
 		}
 		if j, err = w.advance(ctx, j, parts); err != nil {
@@ -201,7 +206,7 @@ func (w *worker) take(ctx context.Context, p *Part) (bool, error) {
 		return false, nil
 	}
 	silent := p.State == Running
-	p.State, p.Worker, p.Session, p.Attempt, p.Beat = Running, w.Name, w.session, p.Attempt+1, p.Beat+1
+	p.State, p.Worker, p.Session, p.Attempt, p.Beat = Running, w.Name, w.session, min(p.Attempt, MaxAttempts)+1, p.Beat+1
 	if p.Attempt > MaxAttempts {
 		// Its worker died in each attempt: the part ends its workers.
 		p.State, p.Error = Failed, fmt.Sprintf("its workers died %d times", MaxAttempts)
@@ -239,14 +244,17 @@ func (w *worker) take(ctx context.Context, p *Part) (bool, error) {
 // it has returned. Each attempt and each clean-up begins with a compare-and-swap of the record
 // for which halted was true, so that nothing of an earlier attempt comes after it. If no
 // controller answers it is false: the part is looked at again later.
-func (w *worker) halted(ctx context.Context, p *Part) bool {
-	switch p.Session {
+func (w *worker) halted(ctx context.Context, p *Part) bool { return w.stopped(ctx, p, p.Session) }
+
+// stopped says whether an attempt of a part, or its second attempt, can change memory no more, by its session.
+func (w *worker) stopped(ctx context.Context, p *Part, session client.Session) bool {
+	switch session {
 	case client.Session{}:
 		return true // the attempt had ended when this was recorded
 	case w.session:
 		return !w.runs(p)
 	}
-	fenced, err := w.c.Fenced(ctx, p.Session)
+	fenced, err := w.c.Fenced(ctx, session)
 	if err != nil && ctx.Err() == nil {
 		w.Logger.Warn("part waits", "part", p.String(), "error", err)
 	}
@@ -281,6 +289,9 @@ func (w *worker) runs(p *Part) bool {
 
 // rank orders the parts for this worker: 0 not claimable, 1 claimable, 2 preferred.
 func (w *worker) rank(p *Part, staff *staff) int {
+	if w.seconded(p) {
+		return 0
+	}
 	switch still := w.still(string(partKey(p.Job, p.Phase, p.Index)), p.Beat<<8|uint64(p.Attempt)); {
 	case p.State == Running && still > w.Lease:
 		return 2 // its worker is gone
@@ -412,6 +423,9 @@ func (w *worker) dropAll(ctx context.Context, j *Job) (bool, error) {
 	for _, p := range parts {
 		if p.State == Running && w.still(string(partKey(p.Job, p.Phase, p.Index)), p.Beat<<8|uint64(p.Attempt)) <= w.Lease {
 			return false, nil // it will see that the job has ended
+		}
+		if w.seconded(p) || p.Second != nil && !w.stopped(ctx, p, p.Second.Session) {
+			return false, nil // it frees its runs itself, or may still write some
 		}
 		if !w.halted(ctx, p) {
 			return false, nil

@@ -29,6 +29,7 @@ type env struct {
 	owned    map[coproc.Ref]struct{} // allocated by this attempt
 	told     *told                   // shared with the beat of the part, under a lock of its own
 	seen     *atomic.Uint64          // records of the input so far
+	held     *held                   // what a second attempt emits, until it has taken the part; nil: the attempt is the part's own
 	bare     bool                    // of the call of a function, which has its object and nothing else
 }
 
@@ -194,7 +195,7 @@ func (e *env) open(name string) (*tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &tree{e.ctx, kt, writable && name != StateTree}
+	t := &tree{e.ctx, kt, writable && name != StateTree, e.held}
 	e.trees[name] = t
 	return t, nil
 }
@@ -204,6 +205,7 @@ type tree struct {
 	ctx      context.Context // of the attempt
 	t        *kv.Tree        // shared with other attempts of the job
 	writable bool            // the job names it as output or with --writes
+	held     *held           // of a second attempt, which changes no tree; else nil
 }
 
 // Get appends the value of a key; coproc.ErrNoKey.
@@ -219,6 +221,9 @@ func (t *tree) Get(key, dst []byte) ([]byte, error) {
 func (t *tree) may() error {
 	if !t.writable {
 		return fmt.Errorf("tree %q: %w: start the job with --writes %s", t.t.Name(), coproc.ErrOutside, t.t.Name())
+	}
+	if t.held != nil {
+		return t.held.refuse("the plugin changes a tree by itself")
 	}
 	return nil
 }
@@ -246,6 +251,19 @@ func (t *tree) Delete(key []byte) error {
 // Scan calls f with entries in the order of their keys until it returns false.
 func (t *tree) Scan(from, to []byte, limit int, f func(key, value []byte) bool) error {
 	return t.t.Scan(t.ctx, btree.Range{From: from, To: to, Limit: limit}, func(key, value []byte, _ uint64) bool { return f(key, value) })
+}
+
+// output is where the records go that the attempt emits; flush is called after the last.
+func (e *env) output(ctx context.Context) (emit coproc.Emit, flush func() error, err error) {
+	if e.held != nil {
+		return e.held.add, func() error { return nil }, nil
+	}
+	t, err := e.open(e.job.Spec.Output)
+	if err != nil {
+		return nil, nil, err
+	}
+	s := &sink{ctx: ctx, t: t.t}
+	return s.emit, s.flush, nil
 }
 
 // sink puts emitted records into the output tree, many at a time.
@@ -285,4 +303,4 @@ func (s *sink) flush() error {
 }
 
 // ReadTree gives code that is written for jobs a tree to read outside of a job.
-func ReadTree(ctx context.Context, t *kv.Tree) coproc.Tree { return &tree{ctx, t, false} }
+func ReadTree(ctx context.Context, t *kv.Tree) coproc.Tree { return &tree{ctx: ctx, t: t} }

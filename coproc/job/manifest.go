@@ -15,6 +15,8 @@ import (
 type manifest struct {
 	Objects []proto.Ref `json:"objects"`         // in the order in which they were made
 	Bytes   uint64      `json:"bytes,omitempty"` // of those of a map part that count against the job's budget
+	// Aside are the bytes of a second attempt. They count for second attempts alone: none makes the job fail.
+	Aside uint64 `json:"aside,omitempty"`
 }
 
 func manifests(id uint64) string { return fmt.Sprintf("runs/%012d/", id) }
@@ -32,19 +34,26 @@ type written struct {
 	key      []byte          // of the manifest
 	job      uint64
 	budget   uint64 // of the job; 0: these runs do not count against it, and have no bound
+	aside    bool   // of a second attempt
 	manifest manifest
 	over     error // that the budget is used up, whatever the plugin makes of the answer of its emit
 }
 
 // written is for one attempt of a part.
 func (w *worker) written(ctx context.Context, p *Part, budget uint64) *written {
-	return &written{w: w, ctx: ctx, key: fmt.Appendf(nil, "%s%s/%06d/%d", manifests(p.Job), p.Phase, p.Index, p.Attempt), job: p.Job, budget: budget}
+	r := &written{w: w, ctx: ctx, key: fmt.Appendf(nil, "%s%s/%06d/%d", manifests(p.Job), p.Phase, p.Index, p.Attempt), job: p.Job, budget: budget}
+	if p.second {
+		r.key, r.aside = fmt.Appendf(nil, "%s%s/%06d/second", manifests(p.Job), p.Phase, p.Index), true
+	}
+	return r
 }
 
 // add lists an object of so many bytes.
 func (r *written) add(ref proto.Ref, bytes int) error {
 	r.manifest.Objects = append(r.manifest.Objects, ref)
-	if r.budget > 0 {
+	if r.budget > 0 && r.aside {
+		r.manifest.Aside += uint64(bytes)
+	} else if r.budget > 0 {
 		r.manifest.Bytes += uint64(bytes)
 	}
 	if err := r.w.store.t.Put(r.ctx, r.key, encode(r.manifest)); err != nil {
@@ -62,7 +71,9 @@ func (r *written) add(ref proto.Ref, bytes int) error {
 func (r *written) check() error {
 	sum := uint64(0)
 	_, err := list(r.ctx, r.w.store.t, prefixed(manifests(r.job)), func(_ []byte, m *manifest, _ uint64) error {
-		sum += m.Bytes
+		if sum += m.Bytes; r.aside {
+			sum += m.Aside
+		}
 		return nil
 	})
 	if err == nil && sum > r.budget {
@@ -74,11 +85,23 @@ func (r *written) check() error {
 
 // release takes the objects, which have been freed, out of the sum. They stay listed: to free them again does nothing.
 func (r *written) release(ctx context.Context) {
-	if r.manifest.Bytes == 0 {
+	if r.manifest.Bytes == 0 && r.manifest.Aside == 0 {
 		return
 	}
-	r.manifest.Bytes = 0
+	r.manifest.Bytes, r.manifest.Aside = 0, 0
 	_ = r.w.store.t.Put(ctx, r.key, encode(r.manifest)) // else they count until the job has ended
+}
+
+// count has the bytes of a second attempt count as those of the part's own one, which it is now.
+func (r *written) count(ctx context.Context) error {
+	if r.aside = false; r.manifest.Aside == 0 {
+		return nil
+	}
+	r.manifest.Bytes, r.manifest.Aside = r.manifest.Aside, 0
+	if err := r.w.store.t.Put(ctx, r.key, encode(r.manifest)); err != nil {
+		return fmt.Errorf("shuffle: manifest: %w", err)
+	}
+	return nil
 }
 
 // dropManifests frees what the attempts of an ended job have listed.

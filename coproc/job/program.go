@@ -93,19 +93,21 @@ func (w *worker) runMap(ctx context.Context, prog program, j *Job, p *Part, e *e
 		})
 	}
 	if j.Reduces == 0 {
-		t, err := e.open(j.Spec.Output)
+		emit, flush, err := e.output(ctx)
 		if err != nil {
 			return err
 		}
-		s := &sink{ctx: ctx, t: t.t}
-		if err := prog.mapPart(e, in, counted(s.emit)); err != nil {
+		if err := prog.mapPart(e, in, counted(emit)); err != nil {
 			return err
 		}
-		return s.flush()
+		return flush()
 	}
 	s := newShuffle(ctx, w.c, j.Reduces)
 	runs := w.written(ctx, p, j.Spec.shuffleBytes())
 	s.wrote, s.note = &w.Tally.shuffled, runs.add
+	if e.held != nil {
+		e.held.runs = runs
+	}
 	if prog.about().Combines {
 		ce := *e
 		ce.part.Phase = coproc.PhaseCombine
@@ -141,11 +143,10 @@ func (w *worker) runReduce(ctx context.Context, prog program, j *Job, p *Part, e
 			runs = append(runs, m.Runs[p.Index]...)
 		}
 	}
-	t, err := e.open(j.Spec.Output)
+	emit, flush, err := e.output(ctx)
 	if err != nil {
 		return err
 	}
-	s := &sink{ctx: ctx, t: t.t}
 	var failed error
 	r := e.reads(fromRuns)
 	defer r.flush()
@@ -164,10 +165,10 @@ func (w *worker) runReduce(ctx context.Context, prog program, j *Job, p *Part, e
 	}
 	err = prog.reduce(e, counted, func(key, value []byte) error {
 		p.Emitted++
-		return s.emit(key, value)
+		return emit(key, value)
 	})
 	if err = errors.Join(failed, err); err != nil {
 		return err
 	}
-	return s.flush()
+	return flush()
 }

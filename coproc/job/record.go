@@ -284,6 +284,8 @@ type Part struct {
 	// Session under which the last attempt changes memory; zero once that attempt has ended. Another worker
 	// begins no attempt, and frees nothing, before this session is fenced.
 	Session client.Session `json:"session,omitzero"`
+	// Second attempt of the part, which runs beside it, or has; a part gets one at most.
+	Second *Second `json:"second,omitempty"`
 	// Node that holds the part's memory, by id; 0 means any.
 	Node uint32 `json:"node,omitempty"`
 	// What to read: a range of keys, or objects.
@@ -304,6 +306,7 @@ type Part struct {
 	// Plan of the plan part: the map parts.
 	Plan []*Part `json:"plan,omitempty"`
 
+	second  bool   // this worker has begun its second attempt
 	queued  bool   // its last attempt here has handed it back: the worker looks at other jobs first
 	version uint64 // of the record when it was read; a change is conditional on it
 }

@@ -370,29 +370,47 @@ func (s *Store) swapPart(ctx context.Context, p *Part) error {
 
 // settlePart is swapPart until the answer is known, for the worker that runs the attempt: while its session lasts
 // nothing but itself changes the record, so a conflict is an earlier change of its own without an answer. errLost:
-// the record is of another attempt. ErrUnknown: it cannot be read either.
+// the record is of another attempt. ErrUnknown: it cannot be read either. A second attempt changes the record too, its
+// own field alone: that is taken over.
 func (s *Store) settlePart(ctx context.Context, session client.Session, p *Part) error {
-	want := encode(p)
 	for {
+		want := encode(p)
 		err := s.swapPart(ctx, p)
 		if !errors.Is(err, errLost) && !errors.Is(err, client.ErrUnknown) {
 			return err
 		}
-		b, v, rerr := s.t.GetVersion(ctx, partKey(p.Job, p.Phase, p.Index), nil)
-		switch now := (&Part{}); {
-		case errors.Is(rerr, btree.ErrNoKey):
+		now, rerr := s.part(ctx, p)
+		if errors.Is(rerr, errLost) {
 			return errLost
-		case rerr != nil:
+		} else if rerr != nil {
 			return fmt.Errorf("%w: %v: %w", client.ErrUnknown, p, rerr)
-		case bytes.Equal(b, want): // it was done
-			p.version = v
-			return nil
-		case json.Unmarshal(b, now) != nil || now.Session != session || now.Attempt != p.Attempt:
-			return errLost
-		default:
-			p.version = v
 		}
+		second := now.Second
+		now.Second = p.Second
+		switch {
+		case bytes.Equal(encode(now), want): // it was done
+			p.version, p.Second = now.version, second
+			return nil
+		case now.Session != session || now.Attempt != p.Attempt:
+			return errLost
+		}
+		p.version, p.Second = now.version, second
 	}
+}
+
+// part reads the record of a part as it is now; errLost: there is none, or none that can be read.
+func (s *Store) part(ctx context.Context, p *Part) (*Part, error) {
+	b, v, err := s.t.GetVersion(ctx, partKey(p.Job, p.Phase, p.Index), nil)
+	if errors.Is(err, btree.ErrNoKey) {
+		return nil, errLost
+	} else if err != nil {
+		return nil, err
+	}
+	now := &Part{version: v}
+	if json.Unmarshal(b, now) != nil {
+		return nil, errLost
+	}
+	return now, nil
 }
 
 // end puts a job into its final state, unless it has one.

@@ -27,7 +27,16 @@ const (
 	outcomeFailed
 	outcomeCancelled
 	outcomeLost
-	outcomeQueued // not an attempt: the part was handed back
+	outcomeQueued  // not an attempt: the part was handed back
+	outcomeYielded // counted as lost: the second attempt takes the part
+)
+
+// fates are how second attempts end.
+var fates = [...]string{"taken", "dropped"}
+
+const (
+	fateTaken = iota
+	fateDropped
 )
 
 const (
@@ -57,6 +66,7 @@ type Tally struct {
 	places    [len(places)]atomic.Uint64                // of parts claimed
 	retries   atomic.Uint64                             // parts claimed that had been attempted before
 	takeovers atomic.Uint64                             // parts claimed from a worker whose beat stood still
+	seconds   [len(fates)]atomic.Uint64                 // second attempts that have ended, by fate
 	read      [len(origins)]volume                      // by origin
 	emitted   atomic.Uint64                             // records
 	shuffled  atomic.Uint64                             // bytes of runs
@@ -127,6 +137,8 @@ type Stats struct {
 	// Retries are parts begun that had been begun before; Takeovers those of them
 	// whose worker had gone silent.
 	Retries, Takeovers uint64
+	// Seconds are second attempts that have ended: taken, or dropped because the part's own was faster or they could not go on.
+	Seconds map[string]uint64
 	// Read by origin: tree, objects, runs (what map parts have put ready for a reduction).
 	Read map[string]Volume
 	// Emitted records, and bytes of runs written.
@@ -138,7 +150,7 @@ type Stats struct {
 
 // Stats is what has been counted.
 func (t *Tally) Stats() Stats {
-	s := Stats{Busy: int(t.busy.Load()), Attempts: map[string]map[string]uint64{}, Took: map[string]latency.Snapshot{}, Places: map[string]uint64{},
+	s := Stats{Busy: int(t.busy.Load()), Attempts: map[string]map[string]uint64{}, Took: map[string]latency.Snapshot{}, Places: map[string]uint64{}, Seconds: map[string]uint64{},
 		Retries: t.retries.Load(), Takeovers: t.takeovers.Load(), Read: map[string]Volume{}, Emitted: t.emitted.Load(), Shuffled: t.shuffled.Load(), Ended: map[State]uint64{}}
 	for i, phase := range phases {
 		s.Attempts[phase] = map[string]uint64{}
@@ -146,6 +158,9 @@ func (t *Tally) Stats() Stats {
 			s.Attempts[phase][outcome] = t.attempts[i][k].Load()
 		}
 		s.Took[phase] = t.took[i].Snapshot()
+	}
+	for i, f := range fates {
+		s.Seconds[f] = t.seconds[i].Load()
 	}
 	for i, p := range places {
 		s.Places[p] = t.places[i].Load()
