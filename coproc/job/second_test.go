@@ -25,7 +25,7 @@ import (
 	"github.com/quarrystore/quarry/verify/teststop"
 )
 
-// drags makes an object of each value and emits its Ref, so that output of one attempt beside objects of another one is seen. It is held up
+// drags makes an object of each value and emits its Ref, so that output of one attempt beside objects of another one is seen. It is slowdown up
 // in the phase and the part that have the key "slow": see drag.
 type drags struct{ slow bool }
 
@@ -37,9 +37,9 @@ type drag struct {
 	holds []func(coproc.Env) error // what each of them does, in the order in which they come; others go on
 }
 
-var drag1 drag
+var slowdown drag
 
-// set has attempts held up so.
+// set has attempts slowdown up so.
 func (d *drag) set(at string, holds ...func(coproc.Env) error) {
 	d.Lock()
 	defer d.Unlock()
@@ -107,7 +107,7 @@ func (d *drags) Finish(env coproc.Env, _ coproc.Emit) error {
 	if !d.slow {
 		return nil
 	}
-	return drag1.wait(env)
+	return slowdown.wait(env)
 }
 
 // dragsReduce is drags with a reduce phase.
@@ -125,7 +125,7 @@ func (d *dragsReduce) Reduce(env coproc.Env, key []byte, values iter.Seq[[]byte]
 		}
 	}
 	if string(key) == "slow" {
-		return drag1.wait(env)
+		return slowdown.wait(env)
 	}
 	return nil
 }
@@ -231,7 +231,7 @@ func TestSlowPartHasASecondAttempt(t *testing.T) {
 	}
 	objects := 0
 	for i, at := range []struct{ plugin, phase string }{{"drags", "map"}, {"drags-reduce", "map"}, {"drags-reduce", "reduce"}} {
-		drag1.set(at.phase, forever)
+		slowdown.set(at.phase, forever)
 		out := fmt.Sprint("out", i)
 		j := r.done(job.Spec{Plugin: at.plugin, Input: job.Source{Tree: "in"}, Output: out, MapParts: 3, ReduceParts: 3})
 		require.Equal(t, in, r.named(out))
@@ -248,7 +248,7 @@ func TestSlowPartHasASecondAttempt(t *testing.T) {
 	require.Zero(t, sum("dropped"))
 
 	came, gate := make(chan bool, 1), make(chan bool)
-	drag1.set("map", until(came, gate))
+	slowdown.set("map", until(came, gate))
 	j, err := r.store.Submit(t.Context(), job.Spec{Plugin: "drags-alone", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3})
 	require.NoError(t, err)
 	<-came
@@ -275,7 +275,7 @@ func TestStoppedWorkerBesideASecondAttempt(t *testing.T) {
 			r.tree("in", in)
 			first := r.process(time.Second, client.TransportTCP)
 			came, gate := make(chan bool, 1), make(chan bool)
-			drag1.set("map", until(came, gate))
+			slowdown.set("map", until(came, gate))
 			j := r.submitOnce(job.Spec{Plugin: plugin, Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3, ReduceParts: 1, Args: map[string]string{"at": "map"}})
 			first.says("begun")
 			r.worker("second", nil)
@@ -301,9 +301,10 @@ func TestStoppedWorkerBesideASecondAttempt(t *testing.T) {
 	}
 }
 
-// The worker of a second attempt is killed, or is slower than the part's own attempt: that ends the part, and the runs of the second attempt are freed.
+// The worker of a second attempt is killed, or stopped before it has a result, or is slower than the part's own attempt: that ends the part, and of the
+// second attempt no runs are left, neither those that it had written nor those that it writes later.
 func TestSecondAttemptIsDropped(t *testing.T) {
-	for _, fault := range []string{"late", "kill"} {
+	for _, fault := range []string{"late", "kill", "stop"} {
 		if testing.Short() && fault != "late" {
 			t.Log("-short: a second attempt that is too late")
 			continue
@@ -313,20 +314,25 @@ func TestSecondAttemptIsDropped(t *testing.T) {
 			in := dragging()
 			r.tree("in", in)
 			came, gate := make(chan bool, 1), make(chan bool)
-			drag1.set("map", until(came, gate))
+			slowdown.set("map", until(came, gate))
 			r.worker("first", func(c *job.Config) { c.Slots, c.Lease = 1, time.Hour }) // it looks at its record every ten minutes
-			j, err := r.store.Submit(t.Context(), job.Spec{Plugin: "drags-reduce", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3, ReduceParts: 1})
+			at := map[string]string{"stop": "map"}[fault]
+			j, err := r.store.Submit(t.Context(), job.Spec{Plugin: "drags-reduce", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3, ReduceParts: 1, Args: map[string]string{"at": at}})
 			require.NoError(t, err)
 			<-came
 			second := r.process(time.Second, client.TransportTCP)
 			var left []proto.Ref
-			require.Eventually(t, func() bool {
+			if fault == "stop" {
+				second.says("begun")
+				require.NoError(t, teststop.Stop(second.Process.Pid))
+			} else {
+				require.Eventually(t, func() bool {
+					p := r.slow(j.ID)
+					return p != nil && p.Second.Ready
+				}, patience, 5*time.Millisecond)
 				left = r.runs(true)
-				p := r.slow(j.ID)
-				return p != nil && p.Second.Ready
-			}, patience, 5*time.Millisecond)
-			left = r.runs(true)
-			require.NotEmpty(t, left)
+				require.NotEmpty(t, left)
+			}
 			if fault == "kill" {
 				require.NoError(t, second.Process.Kill())
 			}
@@ -338,6 +344,12 @@ func TestSecondAttemptIsDropped(t *testing.T) {
 			require.Equal(t, 1, p.Attempt)
 			r.worker("cleaner", nil)
 			r.cleaned(j.ID)
+			if fault == "stop" {
+				fmt.Fprintln(second.in, "go on")
+				require.NoError(t, second.Process.Signal(unix.SIGCONT))
+				second.says("second attempt is dropped")
+				require.Empty(t, r.runs(false))
+			}
 			for _, ref := range left {
 				_, err := r.c.Read(t.Context(), ref, nil)
 				require.ErrorIs(t, err, client.ErrFreed)
@@ -356,7 +368,7 @@ func TestPartOutlivesItsSecondAttempt(t *testing.T) {
 	in := dragging()
 	r.tree("in", in)
 	came := make(chan bool, 1)
-	drag1.set("map", func(env coproc.Env) error { came <- true; return forever(env) })
+	slowdown.set("map", func(env coproc.Env) error { came <- true; return forever(env) })
 	r.worker("first", func(c *job.Config) { c.Slots, c.Lease = 1, 12*time.Second }) // a beat is 2 s
 	j, err := r.store.Submit(t.Context(), job.Spec{Plugin: "drags", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3})
 	require.NoError(t, err)
