@@ -240,10 +240,18 @@ func (c *jobStatusCmd) Run(ctx context.Context, a *app) error {
 			}
 			fmt.Fprintln(w, "\nPHASE\tPART\tSTATE\tATTEMPT\tWORKER\tRECORDS\tEMITTED\tTOOK\tERROR")
 			for _, p := range parts {
-				fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%s\t%d\t%d\t%v\t%s\n", p.Phase, p.Index+1, p.State, p.Attempt, p.Worker, p.Records, p.Emitted, p.Took.Round(100*time.Microsecond), firstLine(p.Error))
+				fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%s\t%d\t%d\t%v\t%s\n", p.Phase, p.Index+1, p.State, p.Attempt, ranBy(p), p.Records, p.Emitted, p.Took.Round(100*time.Microsecond), firstLine(p.Error))
 			}
 		})
 	})
+}
+
+// ranBy names the worker of a part, and that of its second attempt while that runs.
+func ranBy(p *job.Part) string {
+	if p.Second.Runs() {
+		return p.Worker + " and " + p.Second.Worker
+	}
+	return p.Worker
 }
 
 func firstLine(s string) string {

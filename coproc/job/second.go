@@ -26,11 +26,11 @@ type Second struct {
 	Ready   bool           `json:"ready,omitempty"` // it has a result: the part's own attempt is to give way
 }
 
-// runs says whether the second attempt has neither ended nor taken the part, as far as its worker has recorded it.
-func (s *Second) runs() bool { return s != nil && s.Session != client.Session{} }
+// Runs says whether the second attempt has neither ended nor taken the part, as far as its worker has recorded it.
+func (s *Second) Runs() bool { return s != nil && s.Session != client.Session{} }
 
 // ready says whether the part's own attempt is to give way.
-func (s *Second) ready() bool { return s.runs() && s.Ready }
+func (s *Second) ready() bool { return s.Runs() && s.Ready }
 
 const (
 	// slowBy is how many times the median of the parts that are done a part has to take to get a second attempt.
@@ -95,7 +95,7 @@ func secondKey(p *Part) string { return "second/" + string(partKey(p.Job, p.Phas
 
 // seconded says whether a second attempt of a part runs: other workers leave the part to it.
 func (w *worker) seconded(p *Part) bool {
-	return p.Second.runs() && w.still(secondKey(p), p.Second.Beat) <= w.Lease
+	return p.Second.Runs() && w.still(secondKey(p), p.Second.Beat) <= w.Lease
 }
 
 // stragglers are the parts of a phase that run elsewhere for too long, by this worker's clock from when it has first seen
@@ -228,7 +228,7 @@ func (w *worker) changeBeside(ctx context.Context, p *Part, change func(now *Par
 			return err
 		}
 		now.second = true
-		if !now.Second.runs() || now.Second.Session != w.session || !change(now) {
+		if !now.Second.Runs() || now.Second.Session != w.session || !change(now) {
 			return errLost
 		}
 		if err = w.store.swapPart(ctx, now); err == nil {

@@ -55,7 +55,9 @@ func TestSecondAttemptsChangeTheirOwnFieldAlone(t *testing.T) {
 		require.NoError(t, store.swapPart(ctx, now))
 		return now
 	}
-	change(func(now *Part) { now.Second = &Second{Worker: "b", Session: client.Session{Number: 9, Serial: 9}, Ready: true} })
+	change(func(now *Part) {
+		now.Second = &Second{Worker: "b", Session: client.Session{Number: 9, Serial: 9}, Ready: true}
+	})
 	p.Beat++
 	require.NoError(t, store.settlePart(ctx, mine, p))
 	require.True(t, p.Second.ready())
@@ -64,7 +66,7 @@ func TestSecondAttemptsChangeTheirOwnFieldAlone(t *testing.T) {
 	change(func(now *Part) { now.State, now.Session = Done, client.Session{} }) // p's change, without an answer
 	change(func(now *Part) { now.Second.Session, now.Second.Ready = client.Session{}, false })
 	require.NoError(t, store.settlePart(ctx, mine, p))
-	require.False(t, p.Second.runs())
+	require.False(t, p.Second.Runs())
 	p.Records++
 	require.NoError(t, store.settlePart(ctx, mine, p), "it knows the record's version")
 }

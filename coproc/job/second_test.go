@@ -261,26 +261,37 @@ func TestSlowPartHasASecondAttempt(t *testing.T) {
 	require.Equal(t, objects, r.objects())
 }
 
-// The worker of a part is stopped while the part's second attempt runs. The job ends without it, with the second attempt's result; when the first
-// worker goes on, it changes nothing, and leaves nothing but the objects that its plugin has made.
+// The worker of a part is stopped, killed or cut off from the controllers while the part's second attempt runs. The job ends without it, with the
+// second attempt's result; when the first worker goes on, it changes nothing, and leaves nothing but the objects that its plugin has made.
 func TestStoppedWorkerBesideASecondAttempt(t *testing.T) {
-	for _, plugin := range []string{"drags", "drags-reduce"} {
-		if testing.Short() && plugin != "drags" {
-			t.Log("-short: one plugin")
+	for i, at := range []struct {
+		plugin, fault string
+		replace       bool
+	}{{"drags", "stop", false}, {"drags-reduce", "stop", true}, {"drags", "kill", true}, {"drags-reduce", "cut", false}} {
+		if testing.Short() && i > 0 {
+			t.Log("-short: one plugin and one fault")
 			continue
 		}
-		t.Run(plugin, func(t *testing.T) {
+		t.Run(at.fault+" "+at.plugin, func(t *testing.T) {
 			r := newRigWith(t, testcluster.Options{Nodes: 2, Lease: lease}, 1)
 			in := dragging()
 			r.tree("in", in)
-			first := r.process(time.Second, client.TransportTCP)
+			line := r.cluster.Line()
+			first := r.processAt(line.URL, time.Second, client.TransportTCP)
 			came, gate := make(chan bool, 1), make(chan bool)
 			slowdown.set("map", until(came, gate))
-			j := r.submitOnce(job.Spec{Plugin: plugin, Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3, ReduceParts: 1, Args: map[string]string{"at": "map"}})
+			j := r.submitOnce(job.Spec{Plugin: at.plugin, Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3, ReduceParts: 1, Replace: at.replace, Args: map[string]string{"at": "map"}})
 			first.says("begun")
 			r.worker("second", nil)
 			<-came
-			require.NoError(t, teststop.Stop(first.Process.Pid))
+			switch at.fault {
+			case "stop":
+				require.NoError(t, teststop.Stop(first.Process.Pid))
+			case "kill":
+				require.NoError(t, first.Process.Kill())
+			case "cut":
+				line.Cut()
+			}
 			close(gate)
 			require.Equal(t, job.Done, r.wait(j.ID).State)
 			p := r.slow(j.ID)
@@ -290,10 +301,20 @@ func TestStoppedWorkerBesideASecondAttempt(t *testing.T) {
 			tree, err := kv.Open(t.Context(), r.c, "out", btree.Config{})
 			require.NoError(t, err)
 			require.NoError(t, tree.Put(t.Context(), []byte("slow"), []byte("changed since")))
-			r.cleaned(j.ID)
-			fmt.Fprintln(first.in, "go on")
-			require.NoError(t, first.Process.Signal(unix.SIGCONT))
-			first.says("part is lost")
+			if at.replace {
+				require.Eventually(t, func() bool {
+					j, err := r.store.Job(t.Context(), j.ID)
+					require.NoError(t, err)
+					return j.Freed
+				}, patience, 5*time.Millisecond)
+			} else {
+				r.cleaned(j.ID)
+			}
+			if at.fault == "stop" {
+				fmt.Fprintln(first.in, "go on")
+				require.NoError(t, first.Process.Signal(unix.SIGCONT))
+				first.says("part is lost")
+			}
 			in["slow"] = "changed since"
 			require.Equal(t, in, r.named("out"))
 			require.Empty(t, r.runs(false))

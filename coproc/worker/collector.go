@@ -22,6 +22,7 @@ var (
 	placed    = Group.Counter("quarry_worker_claimed_parts_total", "Parts claimed by place: near (the worker runs beside the memory that the part reads), elsewhere, anywhere (it is all the same).", "worker", "place")
 	retries   = Group.Counter("quarry_worker_retried_parts_total", "Parts claimed that a worker had begun before.", "worker")
 	takeovers = Group.Counter("quarry_worker_taken_over_parts_total", "Those of them that were taken from a worker which had gone silent.", "worker")
+	seconds   = Group.Counter("quarry_worker_second_attempts_total", "Second attempts of parts that took long, by fate: taken (its result is the part's), dropped (the part's own attempt was faster, or the second one failed).", "worker", "fate")
 	records   = Group.Counter("quarry_worker_read_records_total", "Records read by origin: tree, objects, runs (what map parts have put ready for a reduction).", "worker", "from")
 	bytesRead = Group.Counter("quarry_worker_read_bytes_total", "Bytes of those records.", "worker", "from")
 	objects   = Group.Counter("quarry_worker_read_objects_total", "Objects read; leaves of trees are not counted.", "worker", "from")
@@ -64,6 +65,9 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 			ch <- attempts.Value(float64(n), s.Worker, phase, outcome)
 		}
 		ch <- took.Latency(s.Took[phase], s.Worker, phase)
+	}
+	for fate, n := range s.Seconds {
+		ch <- seconds.Value(float64(n), s.Worker, fate)
 	}
 	for place, n := range s.Places {
 		ch <- placed.Value(float64(n), s.Worker, place)
