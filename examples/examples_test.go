@@ -100,6 +100,29 @@ until quarry job run lengths --input tree:texts --output tree:lengths >&2; do sl
 quarry kv get -t lengths greeting; echo`,
 }
 
+// The module of Beam's pipelines is not part of this one, because of its dependencies; its tests need a cluster.
+func TestBeam(t *testing.T) {
+	if testing.Short() {
+		t.Skip("nothing of this module runs beside anything in it")
+	}
+	bin := testbinary.Build(t, "./cmd/quarry")
+	c, err := local.Start(t.Context(), local.Config{Binary: filepath.Join(bin, "quarry"), Nodes: 1, RegionBytes: "64MiB", Lease: "30s"})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Stop()) }()
+	files, err := filepath.Glob("../btree/kv/beamio/*")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, name := range files { // so that go test runs this package again when one has changed
+		_, err := os.ReadFile(name)
+		require.NoError(t, err)
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-C", "../btree/kv/beamio", "-count=1", "-vet=off", "-ldflags=-s -w", ".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "QUARRY_CONTROLLER="+c.URL)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.NotContains(t, string(out), "no test files")
+}
+
 func TestExamples(t *testing.T) {
 	bin := testbinary.Build(t, "./cmd/quarry", "./examples/...")
 	c, err := local.Start(t.Context(), local.Config{Binary: filepath.Join(bin, "quarry"), Nodes: 1, RegionBytes: "64MiB", Lease: "30s"})

@@ -247,12 +247,23 @@ func TestSlowPartHasASecondAttempt(t *testing.T) {
 	}
 	require.Zero(t, sum("dropped"))
 
-	came, gate := make(chan bool, 1), make(chan bool)
+	came, gate := make(chan bool, 2), make(chan bool)
+	slowdown.set("map", until(came, gate), func(env coproc.Env) error { close(gate); return forever(env) })
+	j := r.done(job.Spec{Plugin: "drags", Input: job.Source{Tree: "in"}, Output: "first", MapParts: 3})
+	require.Equal(t, in, r.named("first"))
+	require.Equal(t, 1, r.slow(j.ID).Attempt, "the own attempt is faster")
+	require.Eventually(t, func() bool { return !r.slow(j.ID).Second.Runs() }, patience, 5*time.Millisecond, "its end is recorded")
+	r.cleaned(j.ID)
+	require.Eventually(t, func() bool { return sum("dropped") == 1 }, patience, 5*time.Millisecond)
+	objects += len(in)
+	require.Equal(t, objects, r.objects(), "nothing of the second attempt")
+
+	came, gate = make(chan bool, 1), make(chan bool)
 	slowdown.set("map", until(came, gate))
 	j, err := r.store.Submit(t.Context(), job.Spec{Plugin: "drags-alone", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3})
 	require.NoError(t, err)
 	<-came
-	require.Eventually(t, func() bool { return sum("dropped") == 1 }, patience, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return sum("dropped") == 2 }, patience, 5*time.Millisecond)
 	close(gate)
 	require.Equal(t, job.Done, r.wait(j.ID).State)
 	require.Equal(t, in, r.read("out"))
@@ -325,7 +336,7 @@ func TestStoppedWorkerBesideASecondAttempt(t *testing.T) {
 // The worker of a second attempt is killed, or stopped before it has a result, or is slower than the part's own attempt: that ends the part, and of the
 // second attempt no runs are left, neither those that it had written nor those that it writes later.
 func TestSecondAttemptIsDropped(t *testing.T) {
-	for _, fault := range []string{"late", "kill", "stop"} {
+	for _, fault := range []string{"late", "late without runs", "kill", "stop"} {
 		if testing.Short() && fault != "late" {
 			t.Log("-short: a second attempt that is too late")
 			continue
@@ -337,8 +348,11 @@ func TestSecondAttemptIsDropped(t *testing.T) {
 			came, gate := make(chan bool, 1), make(chan bool)
 			slowdown.set("map", until(came, gate))
 			r.worker("first", func(c *job.Config) { c.Slots, c.Lease = 1, time.Hour }) // it looks at its record every ten minutes
-			at := map[string]string{"stop": "map"}[fault]
-			j, err := r.store.Submit(t.Context(), job.Spec{Plugin: "drags-reduce", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3, ReduceParts: 1, Args: map[string]string{"at": at}})
+			at, plugin := map[string]string{"stop": "map"}[fault], "drags-reduce"
+			if fault == "late without runs" {
+				plugin = "drags"
+			}
+			j, err := r.store.Submit(t.Context(), job.Spec{Plugin: plugin, Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3, ReduceParts: 1, Args: map[string]string{"at": at}})
 			require.NoError(t, err)
 			<-came
 			second := r.process(time.Second, client.TransportTCP)
@@ -352,7 +366,8 @@ func TestSecondAttemptIsDropped(t *testing.T) {
 					return p != nil && p.Second.Ready
 				}, patience, 5*time.Millisecond)
 				left = r.runs(true)
-				require.NotEmpty(t, left)
+				require.Equal(t, plugin == "drags-reduce", len(left) > 0)
+				require.NotContains(t, r.read("out"), "slow", "no record is put before the part is taken")
 			}
 			if fault == "kill" {
 				require.NoError(t, second.Process.Kill())
