@@ -25,7 +25,7 @@ import (
 	"github.com/quarrystore/quarry/verify/teststop"
 )
 
-// drags makes an object of each value and emits its Ref, so that output of one attempt beside objects of another one is seen. It is slowdown up
+// drags makes an object of each value and emits its Ref, so that output of one attempt beside objects of another one is seen. It is held up
 // in the phase and the part that have the key "slow": see drag.
 type drags struct{ slow bool }
 
@@ -37,17 +37,16 @@ type drag struct {
 	holds []func(coproc.Env) error // what each of them does, in the order in which they come; others go on
 }
 
-var slowdown drag
+// slowdowns are those of this process's tests, by the name of the run, which is an argument of the job.
+var slowdowns sync.Map
 
-// set has attempts slowdown up so.
-func (d *drag) set(at string, holds ...func(coproc.Env) error) {
-	d.Lock()
-	defer d.Unlock()
-	d.at, d.come, d.holds = at, 0, holds
+// slowdown has attempts of a run held up so.
+func slowdown(run, at string, holds ...func(coproc.Env) error) {
+	slowdowns.Store(run, &drag{at: at, holds: holds})
 }
 
 // wait holds an attempt up.
-func (d *drag) wait(env coproc.Env) error {
+func wait(env coproc.Env) error {
 	if os.Getenv(workerEnv) != "" {
 		if env.Arg("at", "") != string(env.Part().Phase) {
 			return nil
@@ -56,6 +55,11 @@ func (d *drag) wait(env coproc.Env) error {
 		_, err := bufio.NewReader(os.Stdin).ReadString('\n')
 		return err
 	}
+	v, ok := slowdowns.Load(env.Arg("run", ""))
+	if !ok {
+		return nil
+	}
+	d := v.(*drag)
 	d.Lock()
 	var hold func(coproc.Env) error
 	if d.at == string(env.Part().Phase) {
@@ -107,7 +111,7 @@ func (d *drags) Finish(env coproc.Env, _ coproc.Emit) error {
 	if !d.slow {
 		return nil
 	}
-	return slowdown.wait(env)
+	return wait(env)
 }
 
 // dragsReduce is drags with a reduce phase.
@@ -125,7 +129,7 @@ func (d *dragsReduce) Reduce(env coproc.Env, key []byte, values iter.Seq[[]byte]
 		}
 	}
 	if string(key) == "slow" {
-		return slowdown.wait(env)
+		return wait(env)
 	}
 	return nil
 }
@@ -229,11 +233,11 @@ func TestSlowPartHasASecondAttempt(t *testing.T) {
 	sum := func(fate string) uint64 {
 		return tallies[0].Stats().Seconds[fate] + tallies[1].Stats().Seconds[fate]
 	}
-	objects := 0
+	objects, run := 0, map[string]string{"run": t.Name()}
 	for i, at := range []struct{ plugin, phase string }{{"drags", "map"}, {"drags-reduce", "map"}, {"drags-reduce", "reduce"}} {
-		slowdown.set(at.phase, forever)
+		slowdown(t.Name(), at.phase, forever)
 		out := fmt.Sprint("out", i)
-		j := r.done(job.Spec{Plugin: at.plugin, Input: job.Source{Tree: "in"}, Output: out, MapParts: 3, ReduceParts: 3})
+		j := r.done(job.Spec{Plugin: at.plugin, Input: job.Source{Tree: "in"}, Output: out, MapParts: 3, ReduceParts: 3, Args: run})
 		require.Equal(t, in, r.named(out))
 		p := r.slow(j.ID)
 		require.NotNil(t, p)
@@ -248,8 +252,8 @@ func TestSlowPartHasASecondAttempt(t *testing.T) {
 	require.Zero(t, sum("dropped"))
 
 	came, gate := make(chan bool, 2), make(chan bool)
-	slowdown.set("map", until(came, gate), func(env coproc.Env) error { close(gate); return forever(env) })
-	j := r.done(job.Spec{Plugin: "drags", Input: job.Source{Tree: "in"}, Output: "first", MapParts: 3})
+	slowdown(t.Name(), "map", until(came, gate), func(env coproc.Env) error { close(gate); return forever(env) })
+	j := r.done(job.Spec{Plugin: "drags", Input: job.Source{Tree: "in"}, Output: "first", MapParts: 3, Args: run})
 	require.Equal(t, in, r.named("first"))
 	require.Equal(t, 1, r.slow(j.ID).Attempt, "the own attempt is faster")
 	require.Eventually(t, func() bool { return !r.slow(j.ID).Second.Runs() }, patience, 5*time.Millisecond, "its end is recorded")
@@ -259,8 +263,8 @@ func TestSlowPartHasASecondAttempt(t *testing.T) {
 	require.Equal(t, objects, r.objects(), "nothing of the second attempt")
 
 	came, gate = make(chan bool, 1), make(chan bool)
-	slowdown.set("map", until(came, gate))
-	j, err := r.store.Submit(t.Context(), job.Spec{Plugin: "drags-alone", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3})
+	slowdown(t.Name(), "map", until(came, gate))
+	j, err := r.store.Submit(t.Context(), job.Spec{Plugin: "drags-alone", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3, Args: run})
 	require.NoError(t, err)
 	<-came
 	require.Eventually(t, func() bool { return sum("dropped") == 2 }, patience, 5*time.Millisecond)
@@ -284,14 +288,15 @@ func TestStoppedWorkerBesideASecondAttempt(t *testing.T) {
 			continue
 		}
 		t.Run(at.fault+" "+at.plugin, func(t *testing.T) {
+			t.Parallel()
 			r := newRigWith(t, testcluster.Options{Nodes: 2, Lease: lease}, 1)
 			in := dragging()
 			r.tree("in", in)
 			line := r.cluster.Line()
 			first := r.processAt(line.URL, time.Second, client.TransportTCP)
 			came, gate := make(chan bool, 1), make(chan bool)
-			slowdown.set("map", until(came, gate))
-			j := r.submitOnce(job.Spec{Plugin: at.plugin, Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3, ReduceParts: 1, Replace: at.replace, Args: map[string]string{"at": "map"}})
+			slowdown(t.Name(), "map", until(came, gate))
+			j := r.submitOnce(job.Spec{Plugin: at.plugin, Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3, ReduceParts: 1, Replace: at.replace, Args: map[string]string{"at": "map", "run": t.Name()}})
 			first.says("begun")
 			r.worker("second", nil)
 			<-came
@@ -342,17 +347,18 @@ func TestSecondAttemptIsDropped(t *testing.T) {
 			continue
 		}
 		t.Run(fault, func(t *testing.T) {
+			t.Parallel()
 			r := newRigWith(t, testcluster.Options{Nodes: 2, Lease: lease}, 1)
 			in := dragging()
 			r.tree("in", in)
 			came, gate := make(chan bool, 1), make(chan bool)
-			slowdown.set("map", until(came, gate))
+			slowdown(t.Name(), "map", until(came, gate))
 			r.worker("first", func(c *job.Config) { c.Slots, c.Lease = 1, time.Hour }) // it looks at its record every ten minutes
 			at, plugin := map[string]string{"stop": "map"}[fault], "drags-reduce"
 			if fault == "late without runs" {
 				plugin = "drags"
 			}
-			j, err := r.store.Submit(t.Context(), job.Spec{Plugin: plugin, Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3, ReduceParts: 1, Args: map[string]string{"at": at}})
+			j, err := r.store.Submit(t.Context(), job.Spec{Plugin: plugin, Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3, ReduceParts: 1, Args: map[string]string{"at": at, "run": t.Name()}})
 			require.NoError(t, err)
 			<-came
 			second := r.process(time.Second, client.TransportTCP)
@@ -404,9 +410,9 @@ func TestPartOutlivesItsSecondAttempt(t *testing.T) {
 	in := dragging()
 	r.tree("in", in)
 	came := make(chan bool, 1)
-	slowdown.set("map", func(env coproc.Env) error { came <- true; return forever(env) })
+	slowdown(t.Name(), "map", func(env coproc.Env) error { came <- true; return forever(env) })
 	r.worker("first", func(c *job.Config) { c.Slots, c.Lease = 1, 12*time.Second }) // a beat is 2 s
-	j, err := r.store.Submit(t.Context(), job.Spec{Plugin: "drags", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3})
+	j, err := r.store.Submit(t.Context(), job.Spec{Plugin: "drags", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3, Args: map[string]string{"run": t.Name()}})
 	require.NoError(t, err)
 	<-came
 	second := r.process(time.Second, client.TransportTCP)
