@@ -75,7 +75,7 @@ func decodeKube(t *testing.T, bin, docs string) (string, error) {
 // Kubernetes' own types take every object of the chart, with no field that they do not have.
 func TestChartIsKubernetes(t *testing.T) {
 	bin := kube(t)
-	counts := map[string]string{"laptop": "decoded 7 foreign 0", "rack": "foreign 4", "external": "foreign 0"}
+	counts := map[string]string{"laptop": "decoded 7 foreign 0", "rack": "foreign 5", "external": "foreign 0"}
 	for name, args := range chartSets {
 		docs := rendered(t, args...)
 		out, err := decodeKube(t, bin, docs)
@@ -157,6 +157,8 @@ func TestChartRefusesWhatCannotBe(t *testing.T) {
 		"gateway.enabled=true,gateway.passwordSecret=p,gateway.create=false,gateway.durable=true":                      "gateway.create is false",
 		"gateway.enabled=true,gateway.passwordSecret=p,tls.gatewaySecret=g":                                            "tls.controllerSecret",
 		"gateway.enabled=true,gateway.passwordSecret=p,tls.controllerSecret=a,tls.storageSecret=b,tls.fabric=required": "tls.gatewaySecret",
+		"flight.enabled=true,tls.controllerSecret=a,tls.storageSecret=b,tls.gatewaySecret=g":                           "flight.tlsSecret",
+		"flight.enabled=true,flight.tlsSecret=f,tls.controllerSecret=a,tls.storageSecret=b,tls.fabric=required":        "tls.gatewaySecret",
 		"backup.trees[0]=x,tls.controllerSecret=a,tls.storageSecret=b,tls.fabric=required":                             "backup.tlsSecret",
 		"backup.trees[0]=a/b":      "does not match pattern",
 		"backup.schedules.Daily=x": "Daily",
@@ -167,6 +169,36 @@ func TestChartRefusesWhatCannotBe(t *testing.T) {
 		require.Error(t, err, set)
 		require.Contains(t, string(out), want, set)
 	}
+}
+
+// A Flight server runs in each storage pod, with neither the node's key nor its memory, and names the pods by the names that nodes have.
+func TestChartServesFlight(t *testing.T) {
+	all := render(t, "-f", "quarry/ci/rdma-values.yaml")
+	sound(t, all)
+	storage := all["StatefulSet/storage"]
+	require.Len(t, storage.Spec.Template.Spec.Containers, 2)
+	f := storage.Spec.Template.Spec.Containers[1]
+	require.Contains(t, f.Args, "--spread")
+	require.Contains(t, f.Args, "--listen-cert=/flight-tls/tls.crt")
+	require.Contains(t, f.Args, "--tls-cert=/tls/tls.crt")
+	require.Equal(t, "quarry-gateway-tls", storage.secret("flight-authority"))
+	require.Equal(t, "flight-tls", storage.secret("flight-tls"))
+	require.Empty(t, f.Security.Capabilities.Add)
+	require.Contains(t, all, "ServiceMonitor/flight")
+	ports := map[string]bool{}
+	for _, p := range f.Ports {
+		ports[p.Name] = true
+	}
+	for _, p := range all["Service/flight"].Spec.Ports {
+		require.True(t, ports[p.TargetPort], p.TargetPort)
+	}
+	plain := render(t, "--set", "flight.enabled=true")
+	sound(t, plain)
+	f = plain["StatefulSet/storage"].Spec.Template.Spec.Containers[1]
+	require.NotContains(t, strings.Join(f.Args, " "), "-cert=")
+	require.Equal(t, len(render(t))+1, len(plain))
+	open := rendered(t, "--set", "flight.enabled=true,tls.controllerSecret=a,tls.storageSecret=b")
+	require.Contains(t, open, "secret: {secretName: a, items: [{key: ca.crt, path: ca.crt}]}")
 }
 
 // Gateways and backups are what their values say, with a token and certificate of their own.

@@ -136,6 +136,7 @@ func confined(t *testing.T, key string, m manifest, pod podTemplate) {
 	require.NotEqual(t, 0, pod.Spec.SecurityContext["runAsUser"], key)
 	require.False(t, pod.Spec.Automount, key)
 	require.NotEmpty(t, pod.Spec.Containers, key)
+	mounted := map[string]bool{}
 	for _, c := range pod.Spec.Containers {
 		env := map[string]bool{}
 		for _, e := range c.Env {
@@ -151,13 +152,15 @@ func confined(t *testing.T, key string, m manifest, pod podTemplate) {
 		understood(t, key, args...)
 		for _, v := range c.VolumeMounts {
 			require.True(t, volumes[v.Name], "%s mounts %s", key, v.Name)
+			require.False(t, mounted[v.Name], "%s: two containers have %s", key, v.Name)
+			mounted[v.Name] = true
 		}
-		require.Len(t, volumes, len(c.VolumeMounts), "%s: a volume that nobody mounts", key)
 		require.Contains(t, c.Security.Capabilities.Drop, "ALL", key)
 		require.True(t, c.Security.ReadOnlyRootFilesystem, key)
 		require.True(t, env["QUARRY_TOKEN"], "%s has no token", key)
 		require.NotEmpty(t, c.Resources.Requests["memory"], key)
 	}
+	require.Len(t, volumes, len(mounted), "%s: a volume that nobody mounts", key)
 }
 
 // sound checks what must hold whatever the values are.
