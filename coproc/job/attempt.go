@@ -32,6 +32,7 @@ func (w *worker) work(ctx context.Context, j *Job, p *Part) (err error) {
 	total := max(1, map[string]int{phaseMap: j.Maps, phaseReduce: j.Reduces}[p.Phase])
 	e := newEnv(dctx, w, j, coproc.Part{Job: j.ID, Phase: coproc.Phase(p.Phase), Index: p.Index, Of: total, Attempt: p.Attempt})
 	if p.second {
+		e.part.Attempt++ // plugins name things by it
 		return w.workBeside(dctx, cancel, j, p, e, began)
 	}
 

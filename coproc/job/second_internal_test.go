@@ -69,6 +69,12 @@ func TestSecondAttemptsChangeTheirOwnFieldAlone(t *testing.T) {
 	require.False(t, p.Second.Runs())
 	p.Records++
 	require.NoError(t, store.settlePart(ctx, mine, p), "it knows the record's version")
+
+	forged := *p
+	forged.Index = 5
+	require.NoError(t, store.t.Put(ctx, partKey(1, phaseMap, 0), encode(&forged)))
+	_, err = store.part(ctx, p)
+	require.ErrorIs(t, err, errLost, "of another part")
 }
 
 // Workers leave a part to its second attempt as long as that beats.

@@ -400,14 +400,15 @@ func (s *Store) settlePart(ctx context.Context, session client.Session, p *Part)
 
 // part reads the record of a part as it is now; errLost: there is none, or none that can be read.
 func (s *Store) part(ctx context.Context, p *Part) (*Part, error) {
-	b, v, err := s.t.GetVersion(ctx, partKey(p.Job, p.Phase, p.Index), nil)
+	key := partKey(p.Job, p.Phase, p.Index)
+	b, v, err := s.t.GetVersion(ctx, key, nil)
 	if errors.Is(err, btree.ErrNoKey) {
 		return nil, errLost
 	} else if err != nil {
 		return nil, err
 	}
 	now := &Part{version: v}
-	if json.Unmarshal(b, now) != nil {
+	if json.Unmarshal(b, now) != nil || now.check(key, p.Job) != nil {
 		return nil, errLost
 	}
 	return now, nil
