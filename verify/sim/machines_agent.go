@@ -33,6 +33,7 @@ type agent struct {
 	disk [lastID + 1]*nodestate.Region // by region, as its header says; nil: no memory is found
 
 	programs [lastID + 1][5]*program // by region and kind
+	busy     bool                    // false: all of programs have ended
 
 	// Sessions that the node's access layer knows of.
 	next  uint64

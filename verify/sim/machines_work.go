@@ -104,7 +104,7 @@ func (g *agent) begin(kind nodestate.Kind, r *quarrypb.WorkRequest, number uint6
 		old.stop()
 	}
 	p := &program{g: g, c: c, kind: kind, req: r, number: number}
-	g.programs[r.Region][kind] = p
+	g.programs[r.Region][kind], g.busy = p, true
 	g.m.stats.Works++
 	for _, id := range r.DeadSessions {
 		g.m.toldFenced(id, r.Region)
@@ -160,11 +160,19 @@ func (m *machines) runningProgram() int {
 // buryPrograms notices programs whose process a fault has killed. For the agent they have
 // failed.
 func (g *agent) buryPrograms() {
+	if !g.busy {
+		return
+	}
+	g.busy = false // what finish begins makes it true
 	for r := range g.m.orders.highest + 1 {
 		for _, p := range g.programs[r] {
-			if p != nil && !p.ended && p.c.state == procIdle {
+			switch {
+			case p == nil || p.ended:
+			case p.c.state == procIdle:
 				p.unsettled = true
 				p.finish(errors.New("killed"))
+			default:
+				g.busy = true
 			}
 		}
 	}
