@@ -193,7 +193,7 @@ suited)
 	if [ $took -le $quickEnough ]; then
 		# Not what is about words and images that dead sessions and damage leave in memory: tests of the same
 		# programs over tcp are in make test, and here takeovers, scrubs, reconciles and copies run in other tests.
-		above '|Joiner|DeadWriters|Damaged|InvalidV|TakerKeeps|WriterDiesWithAStagingSlab|MarkerDies'
+		above '|Joiner|DeadWriters|Damaged|InvalidV|TakerKeeps|WriterDiesWithAStagingSlab|MarkerDies|LostObjectIsMarked|NotLostIsNotMarked'
 		# Enough to see that the yardstick works: the figures of a busy host are noise.
 		RATIO_SAMPLES=10
 		export RATIO_SAMPLES
@@ -227,6 +227,10 @@ if [ $what = two ]; then
 	if [ $code = 77 ]; then exit 0; fi
 	exit $code
 fi
-"$work/rxevm" --native-ok --cpus 3 --memory-mib 3072 ${pmem:-} --timeout 90m -v -- sh "$work/inside" "$work" $what "$@" || code=$?
+# Emulated processors that share a core of the host wait for each other in loops: make test has two. A third
+# gives lower latencies beside perftest's.
+cpus=3
+[ $what = suited ] && cpus=2
+"$work/rxevm" --native-ok --cpus $cpus --memory-mib 3072 ${pmem:-} --timeout 90m -v -- sh "$work/inside" "$work" $what "$@" || code=$?
 if [ $code = 77 ]; then exit 0; fi
 exit $code
