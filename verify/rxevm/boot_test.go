@@ -39,6 +39,7 @@ func TestBoot(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	result, err := im.Run(ctx, Job{
+		CPUs:   1, // tests in the machine have two
 		Dir:    workDir,
 		OutDir: outDir,
 		Env:    append(os.Environ(), "WORD=it's one"),
