@@ -133,11 +133,20 @@ iwarp() {
 	part "Soft-iWARP" rdma/verbs "$tests" -test.timeout 15m -test.run '^TestContractOverIWARP$|^TestLongVerbsBesideMessages$|^TestHazard1(60|73)|^TestHeldChains|^TestQueuePairsRunOut$'
 	cluster -test.run '^TestClusterWithAgentAtomics$'
 }
+# What follows uses so many of the machine's processors, by a mask in hexadecimal digits: the tests and Soft-RoCE's work queues. A
+# host's own device, and a machine without taskset, keep all.
+processors() {
+	[ -d /run/rxevm/job ] && [ $what = suited ] && command -v taskset >/dev/null || return 0
+	taskset -p "$1" $$ >/dev/null && echo "$1" >/sys/devices/virtual/workqueue/cpumask
+}
 fabric() {
 	part "the fabric" rdma/verbs "$tests" -test.timeout 12m -test.skip "$1"
 	removal
 }
 above() {
+	# The programs take turns at verbs, so what they do beside each other does not need two processors, which would wait for
+	# each other in loops.
+	processors 1
 	# Tests of many cases that are alike, such as deaths behind each verb, try few of them here and all of them
 	# over tcp: slabtest.Stride says why.
 	# Those that lose answers break thousands of connections, each of which costs a queue pair here.
@@ -145,6 +154,7 @@ above() {
 	# Tests of scrubs make dozens of regions at a time, one set for each order of two programs: more
 	# pinned memory than the machine has.
 	part "the allocator" alloc "$work/alloc.test" -test.short -test.skip 'ScrubAnd|ScrubsOf|ScrubThat' -test.timeout 15m
+	processors 3
 	echo "quarry litmus:"
 	"$work/quarry" litmus --each 700ms || { echo "test-rdma: litmus: FAILED"; failed=1; }
 	flushes
