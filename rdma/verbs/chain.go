@@ -306,9 +306,10 @@ func (c *conn) Wait(ch *rdma.Chain, deadline int64) {
 }
 
 // sendHeld sends the chains that the one just awaited has held back, up to one that has to be sent in parts: whoever waits for chains of
-// several connections, one after the other, then waits for them at the same time.
+// several connections, one after the other, then waits for them at the same time. It sends none while a longer send queue is wanted: start makes one when
+// nothing is under way.
 func (c *conn) sendHeld() {
-	for i := 0; i < len(c.queue) && c.dead == nil; i++ {
+	for i := 0; i < len(c.queue) && c.dead == nil && c.need <= c.depth; i++ {
 		p := &c.queue[i]
 		if !p.sent && p.refused == nil {
 			c.send(p)
