@@ -116,12 +116,12 @@ func TestNamesArePushed(t *testing.T) {
 func TestWatchesOfNamesThatAreRefused(t *testing.T) {
 	_, etcd := store(t)
 	c, rpc := start(t, controller.Config{Etcd: etcd})
+	lead(t, c)
 	refusedWatch(t, rpc, connect.CodeInvalidArgument, "1 to 256 names")
 	var many []string
 	for i := range 257 {
 		many = append(many, fmt.Sprint(i))
 	}
-	lead(t, c)
 	refusedWatch(t, rpc, connect.CodeInvalidArgument, "not 257", many...)
 	refusedWatch(t, rpc, connect.CodeInvalidArgument, "twice", "a", "a")
 	refusedWatch(t, rpc, connect.CodeInvalidArgument, "1 to 255 bytes", "a", strings.Repeat("x", 256))
