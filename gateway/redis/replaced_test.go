@@ -1,101 +1,118 @@
-package redis_test
+package redis
 
 import (
-	"context"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/quarrystore/quarry/btree"
-	"github.com/quarrystore/quarry/btree/kv"
-	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/gateway/redis"
-	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
-// TestHazard198_GatewayGoesOnWithTheNewTree: when the tree is replaced, its connections end, and those that come use the tree that the name stands for. Nothing is
-// written into the former one from then on, and no client goes on with what it keeps of it.
-func TestHazard198_GatewayGoesOnWithTheNewTree(t *testing.T) {
-	ctx := t.Context()
-	cluster := testcluster.New(t, testcluster.Options{})
-	c, other := cluster.Connect(client.Config{}), cluster.Connect(client.Config{})
-	former, err := kv.Create(ctx, other, "keys", btree.Config{})
-	require.NoError(t, err)
-	named, err := kv.OpenNamed(ctx, c, "keys", btree.Config{})
-	require.NoError(t, err)
-	defer named.Close()
-	tree, err := named.Tree(ctx)
-	require.NoError(t, err)
-	s := redis.New(redis.Config{Tree: tree, Reopen: named.Tree})
-	addr := serve(t, s)
-	p, tracks := dial(t, addr), dial(t, addr)
-	require.Equal(t, "+OK", p.cmd("CONFIG SET notify-keyspace-events KEA"))
-	tracks.do("HELLO", "3")
-	require.Equal(t, "+OK", tracks.cmd("CLIENT TRACKING ON"))
-	require.Equal(t, "+OK", p.cmd("SET k former"))
-
-	_, err = kv.Stage(ctx, other, "keys", "job")
-	require.NoError(t, err)
-	require.NoError(t, kv.Commit(ctx, other, "keys", "job"))
-	p.gone()
-	tracks.gone()
-	require.Eventually(t, func() bool { return s.Tree() != tree }, patience, 1e6)
-	p = dial(t, addr)
-	require.Equal(t, `"-1"`, p.cmd("GET k"), "none")
-	p.do("HELLO", "3")
-	require.Equal(t, `>["subscribe" "__keyevent@0__:set" :1]`, p.cmd("SUBSCRIBE __keyevent@0__:set"))
-	require.Equal(t, "+OK", dial(t, addr).cmd("SET k new"))
-	require.Equal(t, `>["message" "__keyevent@0__:set" "k"]`, p.reply().String(), "what was configured goes on")
-	n, err := former.Count(ctx, btree.Range{})
-	require.NoError(t, err)
-	require.Equal(t, 1, n)
-	require.NoError(t, kv.Settle(ctx, other, "keys", "job"))
-	require.Equal(t, `"new"`, dial(t, addr).cmd("GET k"))
-}
-
-// usersOf opens the tree "keys" for every user.
-type usersOf struct {
-	t *testing.T
-	c *client.Client
-}
-
-func (u usersOf) Grants(context.Context) (map[string][]redis.Grant, error) {
-	return map[string][]redis.Grant{"ann": {{Tenant: "default", Read: true, Write: true}}}, nil
-}
-
-func (u usersOf) Open(ctx context.Context, _, _ string, _ bool) (*kv.Tree, func() error, error) {
-	named, err := kv.OpenNamed(ctx, u.c, "keys", btree.Config{})
-	if err != nil {
-		return nil, nil, err
+// TestReplacedByItsLike replaces a hash or sorted set, at every step of a command on it, by
+// one with the same content, and removes what was replaced. Fields and members were there
+// at every instant, so the answer must be that of a command that runs alone.
+func TestReplacedByItsLike(t *testing.T) {
+	if testing.Short() {
+		t.Skip("schedules run one goroutine at a time; not with -short")
 	}
-	tree, err := named.Tree(ctx)
-	return tree, func() error { named.Close(); return nil }, err
-}
-
-// A user's tree that is replaced is closed, and opened again by the next AUTH; users of other trees are left alone.
-func TestGrantedTreeIsReplaced(t *testing.T) {
-	ctx := t.Context()
-	cluster := testcluster.New(t, testcluster.Options{})
-	c, other := cluster.Connect(client.Config{}), cluster.Connect(client.Config{})
-	base, err := kv.Create(ctx, c, "base", btree.Config{})
-	require.NoError(t, err)
-	_, err = kv.Create(ctx, other, "keys", btree.Config{})
-	require.NoError(t, err)
-	s := redis.New(redis.Config{Tree: base})
-	require.NoError(t, s.UseGrants(ctx, usersOf{t, c}))
-	addr := serve(t, s)
-	normal, ann := dial(t, addr), dial(t, addr)
-	require.Equal(t, "+OK", normal.cmd("ACL SETUSER ann on >pw ~* +@all"))
-	require.Equal(t, "+OK", ann.cmd("AUTH ann pw"))
-	require.Equal(t, "+OK", ann.cmd("SET k former"))
-	_, err = kv.Stage(ctx, other, "keys", "job")
-	require.NoError(t, err)
-	require.NoError(t, kv.Commit(ctx, other, "keys", "job"))
-	ann.gone()
-	ann = dial(t, addr)
-	require.Eventually(t, func() bool { return ann.cmd("AUTH ann pw") == "+OK" && ann.cmd("GET k") == `"-1"` }, patience, 1e6)
-	require.Equal(t, "+OK", ann.cmd("SET k new"))
-	require.Equal(t, `"new"`, ann.cmd("GET k"))
-	require.Equal(t, "+PONG", normal.cmd("PING"))
-	require.Equal(t, 1, c.Stats().Names.Followed, "the former tree's name is not followed twice")
+	hash, zset := "HSET %s f 1 g 2", "ZADD %s 1 f 2 g"
+	replacements := []string{"RENAME b a", "COPY b a REPLACE"}
+	r := newRig(t)
+	for _, row := range []struct {
+		fill, command string
+		after         []string // whose answers must not change either
+	}{
+		{hash, "HGET a g", nil},
+		{hash, "HMGET a f g", nil},
+		{hash, "HEXISTS a g", nil},
+		{hash, "HGETALL a", nil},
+		{hash, "HKEYS a", nil},
+		{hash, "HVALS a", nil},
+		{hash, "HLEN a", nil},
+		{hash, "HSCAN a 0", nil},
+		{hash, "HDEL a g", nil},
+		{hash, "HDEL a f g", nil},
+		{hash, "HSET a g 9", nil},
+		{hash, "HSET a f 8 g 9", nil},
+		{hash, "HSET a g 9 h 7", nil},
+		{hash, "HSETNX a g 9", []string{"HGET a g"}},
+		{hash, "HINCRBY a g 1", nil},
+		{hash, "OBJECT ENCODING a", nil},
+		{hash, "TYPE a", nil},
+		{hash, "EXISTS a", nil},
+		{hash, "PERSIST a", nil},
+		{hash, "EXPIRE a 1000", nil},
+		{hash, "DEL a", nil},
+		{hash, "SETNX a v", []string{"HGETALL a"}},
+		{hash, "MSETNX a v", []string{"HGETALL a"}},
+		{hash, "RENAMENX b a", []string{"HGETALL a"}},
+		{hash, "COPY a c", []string{"HGETALL c"}},
+		{hash, "RENAME a c", []string{"HGETALL c"}},
+		{zset, "ZSCORE a g", nil},
+		{zset, "ZCARD a", nil},
+		{zset, "ZRANGE a 0 -1 WITHSCORES", nil},
+		{zset, "ZRANGE a 2 2 BYSCORE", nil},
+		{zset, "ZRANGEBYLEX a - +", nil},
+		{zset, "ZCOUNT a -inf 9", nil},
+		{zset, "ZMSCORE a f g h", nil},
+		{zset, "ZINCRBY a 2 g", nil},
+		{zset, "ZREM a g", nil},
+		{zset, "ZREM a f g", nil},
+		{zset, "ZADD a 9 g", nil},
+		{zset, "ZADD a CH 8 f 9 g 7 h", nil},
+		{zset, "ZADD a NX 9 g", []string{"ZSCORE a g"}},
+		{zset, "ZADD a XX CH 9 f 9 g", nil},
+		{zset, "ZADD a INCR 1 g", nil},
+		{zset, "ZADD a XX INCR 1 g", nil},
+		{zset, "COPY a c", []string{"ZRANGE c 0 -1 WITHSCORES"}},
+	} {
+		for _, replacement := range replacements {
+			if row.command == "RENAMENX b a" && replacement == "RENAME b a" {
+				continue // they want the same source
+			}
+			t.Run(row.command+" beside "+replacement, func(t *testing.T) {
+				play := func(stop, other int) (answers []string, early bool) {
+					sc := newSchedule(t, 1)
+					a, b, c := sc.add(r.trees[0]), sc.add(r.trees[1]), sc.add(r.trees[2])
+					ask := func(x *actor, line string) string { return x.raw(strings.Fields(line)...) }
+					for _, key := range []string{"a", "b"} {
+						ask(c, strings.Replace(row.fill, "%s", key, 1))
+					}
+					var answer string
+					a.start(func() { answer = ask(a, row.command) })
+					b.start(func() {
+						if other >= 0 {
+							ask(b, replacement)
+							b.tidyAll()
+						}
+					})
+					a.run(stop)
+					b.run(other)
+					early = a.done || b.done
+					a.run(endless)
+					b.run(endless)
+					a.s.tree.step, b.s.tree.step = nil, nil
+					answers = []string{answer}
+					for _, line := range row.after {
+						answers = append(answers, ask(c, line))
+					}
+					a.tidyAll()
+					ask(c, "DEL a b c")
+					return answers, early
+				}
+				want, _ := play(endless, -1)
+				for stop := 1; ; stop++ {
+					for other := 1; ; other++ {
+						got, early := play(stop, other)
+						require.Equal(t, want, got, "the command stopped before operation %d, the replacement before %d", stop, other)
+						if early {
+							break
+						}
+					}
+					if _, early := play(stop, 0); early {
+						break
+					}
+				}
+			})
+		}
+	}
 }
