@@ -30,13 +30,20 @@ func TestContextsThatHaveEnded(t *testing.T) {
 	defer func() { require.NoError(t, feed.Close()) }()
 	state, err := kv.Open(t.Context(), c, "state", btree.Config{})
 	require.NoError(t, err)
-	testcluster.ContextCalls(t, []any{tree, watch, feed}, map[string]func(context.Context) error{
+	named, err := kv.OpenNamed(t.Context(), c, "tree", btree.Config{})
+	require.NoError(t, err)
+	defer named.Close()
+	testcluster.ContextCalls(t, []any{tree, watch, feed, named}, map[string]func(context.Context) error{
 		"Create": func(ctx context.Context) error {
 			_, err := kv.Create(ctx, c, "another", btree.Config{})
 			return err
 		},
 		"Open": func(ctx context.Context) error {
 			_, err := kv.Open(ctx, c, "tree", btree.Config{})
+			return err
+		},
+		"OpenNamed": func(ctx context.Context) error {
+			_, err := kv.OpenNamed(ctx, c, "tree", btree.Config{})
 			return err
 		},
 		"OpenOrCreate": func(ctx context.Context) error {

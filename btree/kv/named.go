@@ -92,6 +92,9 @@ func (n *Named) Tree(ctx context.Context) (*Tree, error) {
 		return nil, fmt.Errorf("open tree %q: %w", n.name, ctx.Err())
 	}
 	for {
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("open tree %q: %w", n.name, err)
+		}
 		e, err := n.follow.Entry()
 		if err == nil && e.Kind != NameKind {
 			err = fmt.Errorf("%q is of kind %q: %w", n.name, e.Kind, ErrNotTree)
