@@ -91,10 +91,9 @@ func TestRefusedIsNotDone(t *testing.T) {
 	for _, replicas := range []int{1, 2} {
 		w := slabtest.New(t, replicas)
 		p, l := lane(t, w, 1)
-		other, _ := lane(t, w, 2)
-		other.NextEpoch() // keys of the epoch before are refused
+		w.Fence(1)
 		refused := func(err error) {
-			require.ErrorIs(t, err, rdma.ErrKey)
+			require.ErrorIs(t, err, rdma.ErrRevoked)
 			require.NotErrorIs(t, err, slab.ErrUnknown)
 			require.NoError(t, p.Ended)
 		}

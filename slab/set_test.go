@@ -143,16 +143,6 @@ func (p *regions) Region(id uint32) (*slab.Region, error) {
 	return &view, nil
 }
 
-// Settle takes a key that is not valid any more for the end of its epoch.
-func (p *regions) Settle(reg *slab.Region, r *rdma.Round) error {
-	for i := range r.Len() {
-		if c := r.At(i); errors.Is(c.Err, rdma.ErrKey) {
-			c.Err = nil
-		}
-	}
-	return p.Port.Settle(reg, r)
-}
-
 // laneOf opens a lane of a session in both worlds.
 func laneOf(t *testing.T, worlds [2]*slabtest.World, session uint32) *regions {
 	p := &regions{Port: worlds[0].Lane(session), second: worlds[1].Lane(session)}

@@ -23,7 +23,7 @@ const nodeModules = "/usr/local/lib/quarry-flight/node_modules"
 // A client of another language, of the npm packages apache-arrow and grpc, puts entries, and reads two trees by ranges; DuckDB joins them.
 func TestNodeClientAndDuckDB(t *testing.T) {
 	if testing.Short() {
-		t.Skip("its client makes one call after the other")
+		t.Skip("-short: the client of npm packages and DuckDB, which make one call after the other")
 	}
 	if _, err := exec.LookPath("node"); err != nil {
 		t.Skip("node is not installed: make tools, as root")
