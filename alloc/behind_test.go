@@ -1,6 +1,7 @@
 package alloc_test
 
 import (
+	"context"
 	"sync"
 	"testing"
 
@@ -139,4 +140,84 @@ func TestBitsOfAClaimWithoutAnAnswer(t *testing.T) {
 	require.Zero(t, leaked(t, claimer, block))
 	_, _, err = claimer.Lane.Read(ref, nil)
 	require.NoError(t, err)
+}
+
+// TestBitsOfOthersAreNotSetAgain: hazard 166. A claimer that has had no answer goes on with bits that may be another client's, finds those slabs reserved, and one bit
+// cleared. Before it sets that one the other client gives all of its claims back: their bits stay clear.
+func TestBitsOfOthersAreNotSetAgain(t *testing.T) {
+	w := slabtest.New(t, 2)
+	before, claimer, other := w.Lane(1), w.Lane(2), w.Lane(3)
+	small := make([]byte, 20_000)
+	first, err := before.Alloc.Alloc(small, want(2))
+	require.NoError(t, err)
+	block, _ := w.Geometry.BlockOf(uint64(first.Addr.Off()))
+	require.NoError(t, before.Alloc.Close())
+	mem, at := w.Nodes[0].Memory.Bytes(), int(w.Geometry.MapOff(block))
+	stage := 0
+	claimer.BeforeDo = func(_ int, r *rdma.Round) {
+		ch := r.At(0)
+		is, sets := onMap(w, r, block)
+		switch {
+		case stage == 0 && ch.Verbs[0].Op == rdma.CompareSwap && int(ch.Verbs[0].Off) == at: // claims bits
+			stage = 1
+			_, err := other.Alloc.Alloc(small, want(2))
+			require.NoError(t, err)
+			require.Greater(t, other.Alloc.Held(), 20)
+		case stage == 2 && len(ch.Verbs) > 20: // reserves the slabs
+			stage = 3
+			all := proto.Word(mem, at)
+			proto.PutWord(mem, at, all&(all-1)) // by a clearing that was repeated without an answer
+		case stage == 3 && is && sets:
+			stage = 4
+			require.NoError(t, other.Alloc.Close())
+		}
+	}
+	claimer.AfterDo = func(_ int, r *rdma.Round) {
+		if stage == 1 {
+			stage = 2
+			r.At(0).Err, r.At(0).Done = rdma.ErrBroken, 0
+		}
+	}
+	_, err = claimer.Alloc.Alloc(small, want(2))
+	require.NoError(t, err)
+	require.Equal(t, 4, stage)
+	claimer.BeforeDo, claimer.AfterDo = nil, nil
+	require.NoError(t, claimer.Alloc.Close())
+	require.Zero(t, leaked(t, claimer, block))
+}
+
+// TestBitsAreLookedAtAnotherTime: hazard 166. The call ends when a bit has been set for a client that has given its slab back: the next one looks again.
+func TestBitsAreLookedAtAnotherTime(t *testing.T) {
+	w := slabtest.New(t, 2)
+	owner, other := w.Lane(1), w.Lane(2)
+	small := make([]byte, 20_000)
+	first, err := owner.Alloc.Alloc(small, want(2))
+	require.NoError(t, err)
+	block, _ := w.Geometry.BlockOf(uint64(first.Addr.Off()))
+	claimed, back := false, false
+	owner.BeforeDo = func(_ int, r *rdma.Round) {
+		is, sets := onMap(w, r, block)
+		switch {
+		case !claimed && r.Len() == 1 && len(r.At(0).Verbs) > 1 && r.At(0).Verbs[0].Op == rdma.Read: // looks behind
+			claimed = true
+			_, err = other.Alloc.Alloc(small, want(2))
+			require.NoError(t, err)
+		case claimed && !back && is && sets:
+			back = true
+			require.NoError(t, other.Alloc.Close())
+		}
+	}
+	owner.AfterDo = func(int, *rdma.Round) {
+		if back {
+			owner.OnRegion = func() error { return context.DeadlineExceeded }
+		}
+	}
+	require.ErrorIs(t, owner.Alloc.Trim(), context.DeadlineExceeded)
+	require.NoError(t, owner.Ended)
+	require.True(t, back)
+	owner.BeforeDo, owner.AfterDo, owner.OnRegion = nil, nil, nil
+	require.False(t, owner.Alloc.Idle(), "a session that is closed now leaves bits to a scrub")
+	require.NoError(t, owner.Alloc.Close())
+	require.True(t, owner.Alloc.Idle())
+	require.Zero(t, leaked(t, owner, block))
 }

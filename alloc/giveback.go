@@ -169,6 +169,7 @@ func (a *Allocator) lookBehind(cleared []clearing) error {
 			n++
 		}
 		if err := a.agree(reg, cleared[:n], false); err != nil {
+			a.cleared = append(a.cleared, cleared...) // for another time: a bit may be set, and nobody else clears it
 			return err
 		}
 		cleared = cleared[n:]

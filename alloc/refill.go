@@ -375,24 +375,26 @@ func (a *Allocator) stamp(c *cursor, i int, take uint64) ([]slab.Claim, error) {
 	was := proto.Word(a.wordRead, 0)
 	var drop []slab.Claim
 	var lost []clearing // whose bits are set again below, for sessions that have them
-	kept := claims[:0]
+	kept, set := claims[:0], uint64(0)
 	for j := range claims {
 		cl := claims[j]
 		cl.V = proto.V(proto.Word(a.pairs, 8*j))
-		won := ch.Verbs[2*j].Swapped()
-		switch {
+		n, _ := reg.Geometry.SlabIndex(cl.Slab.Off, cl.Slab.Class)
+		bit := uint64(1) << (n % 64)
+		switch won := ch.Verbs[2*j].Swapped(); {
 		case won && cl.V.Valid() && cl.V.State() == proto.StateFree && cl.V.Version() < proto.MaxVersion-4:
 			kept = append(kept, cl)
 		case won:
 			drop = append(drop, cl)
+		case was&bit == 0:
+			lost = append(lost, clearing{reg, cl.Slab, cl.Generation})
 		default:
-			if n, _ := reg.Geometry.SlabIndex(cl.Slab.Off, cl.Slab.Class); was>>(n%64)&1 == 0 {
-				lost = append(lost, clearing{reg, cl.Slab, cl.Generation})
-			}
+			continue // whose slab it is clears the bit, and may have done so by now
 		}
+		set |= bit
 	}
 	// A scrub may have cleared bits between the two rounds, as those of leaked slabs.
-	err = a.setBits(reg, word, take, was)
+	err = a.setBits(reg, word, set, was)
 	if err == nil {
 		err = a.agree(reg, lost, true)
 	}
