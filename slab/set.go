@@ -399,24 +399,29 @@ func (l *Lane) Drop() error {
 
 // setWhole looks whether the epochs of all members go on, and takes the present view of their regions. ErrHoldLost: one has
 // ended, or the session has. Any other error: it is not known.
+//
+// Where the view of one has changed it may have been waited for, and the epoch of another may have ended meanwhile: all are looked at again.
 func (l *Lane) setWhole() error {
 	s := l.set
 	if s.lost == nil && l.ended != nil {
 		s.lost = fmt.Errorf("%w: the session has ended: %w", ErrHoldLost, l.ended)
 	}
-	for i := range s.members {
-		if s.lost != nil {
-			break
+	for again, tries := true, 0; again && s.lost == nil; tries++ {
+		if tries > maxRestarts {
+			return fmt.Errorf("%w: the table kept changing", ErrBusy)
 		}
-		a := &s.members[i]
-		reg, err := l.port.Region(a.reg.ID)
-		switch {
-		case err != nil:
-			return nameRef(a.ref, err)
-		case reg.Epoch != a.reg.Epoch:
-			s.lost = fmt.Errorf("%w: region %d of %v has a later epoch", ErrHoldLost, reg.ID, a.ref)
-		default:
-			a.reg = reg
+		again = false
+		for i := range s.members {
+			a := &s.members[i]
+			reg, err := l.port.Region(a.reg.ID)
+			if err != nil {
+				return nameRef(a.ref, err)
+			}
+			if reg.Epoch != a.reg.Epoch {
+				s.lost = fmt.Errorf("%w: region %d of %v has a later epoch", ErrHoldLost, reg.ID, a.ref)
+				break
+			}
+			again, a.reg = again || reg != a.reg, reg
 		}
 	}
 	return s.lost

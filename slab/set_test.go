@@ -126,21 +126,29 @@ func TestSetsDoNotAllocate(t *testing.T) {
 // regions is the port of a lane that uses two regions: number 2 is that of another world.
 type regions struct {
 	*slabtest.Port
-	second *slabtest.Port
-	lane   *slab.Lane
+	second   *slabtest.Port
+	lane     *slab.Lane
+	onSecond func()       // region 2 is asked for, and may be waited for
+	of, view *slab.Region // of region 2: in the other world, and here
 }
 
 func (p *regions) Region(id uint32) (*slab.Region, error) {
 	if id != 2 {
 		return p.Port.Region(id)
 	}
+	if p.onSecond != nil {
+		p.onSecond()
+	}
 	r, err := p.second.Region(1)
 	if err != nil {
 		return nil, err
 	}
-	view := *r
-	view.ID = 2
-	return &view, nil
+	if r != p.of {
+		view := *r
+		view.ID = 2
+		p.of, p.view = r, &view
+	}
+	return p.view, nil
 }
 
 // laneOf opens a lane of a session in both worlds.
@@ -380,6 +388,69 @@ func TestHazard187_NothingIsWrittenBehindALostHold(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, number(want), b)
 		require.Zero(t, heldBy(worlds[i], refs[i]))
+	}
+}
+
+// Hazard 209: a write of a set waits for one region, as behind a connection that has ended, and meanwhile the epoch of another one ends, and others change the object
+// there. Nothing is changed.
+func TestHazard209_EpochEndsWhileAWriteWaits(t *testing.T) {
+	worlds, refs := twoRegions(t, 1)
+	p := laneOf(t, worlds, 1)
+	require.NoError(t, p.lane.Hold(refs))
+	p.onSecond = func() {
+		p.onSecond = nil
+		reopen(p.Port, refs[0])
+		require.NoError(t, update(worlds[0].Lane(3).Lane, refs[0], number(9)))
+		p.second.Raise() // it has been opened again, in the same epoch
+	}
+	rounds, errs := p.Rounds(), make([]error, 1)
+	p.lane.WriteHeld([]int{1}, [][]byte{number(1)}, errs)
+	require.ErrorIs(t, errs[0], slab.ErrHoldLost)
+	require.Equal(t, rounds, p.Rounds())
+	require.ErrorIs(t, p.lane.Drop(), slab.ErrHoldLost)
+	b, _, err := p.lane.Read(refs[1], nil)
+	require.NoError(t, err)
+	require.Equal(t, number(0), b)
+}
+
+// Hazard 210: a STAGED object of a set is to be written in a full region, and others have all staging slabs. The write is refused, the set stays
+// held, and Drop gives that object back too.
+func TestHazard210_NoStagingSlabForASet(t *testing.T) {
+	w := slabtest.New(t, 1)
+	p := w.Lane(1)
+	refs := fullRegion(t, p, false)[:2]
+	require.NoError(t, update(p.Lane, refs[0], filled(1))) // formats the staging block
+	mem, g := w.Nodes[0].Memory.Bytes(), w.Geometry
+	h := proto.Header(proto.Word(mem, int(g.HeaderOff(g.StagingBlock()))))
+	lend := func(session uint32) {
+		for i := range proto.MaxStagedClass.Slabs() {
+			r := proto.R(0)
+			if session != 0 {
+				r = proto.MakeR(session, uint64(i+1))
+			}
+			proto.PutWord(mem, int(g.Slab(g.StagingBlock(), i, h).ROff()), uint64(r))
+		}
+	}
+	lend(9)
+	require.NoError(t, p.Lane.Hold(refs))
+	errs := make([]error, 2)
+	p.Lane.WriteHeld([]int{0, 1}, [][]byte{filled(2), filled(2)}, errs)
+	for i := range errs {
+		require.ErrorIs(t, errs[i], slab.ErrBusy)
+		require.NotZero(t, heldBy(w, refs[i]))
+	}
+	lend(0)
+	p.Lane.WriteHeld([]int{0}, [][]byte{filled(3)}, errs)
+	require.NoError(t, errs[0])
+	lend(9)
+	p.Lane.WriteHeld([]int{1}, [][]byte{filled(3)}, errs[1:])
+	require.ErrorIs(t, errs[1], slab.ErrBusy)
+	require.NoError(t, p.Lane.Drop())
+	for i, want := range []int{3, 0} {
+		require.Zero(t, heldBy(w, refs[i]))
+		b, _, err := p.Lane.Read(refs[i], nil)
+		require.NoError(t, err)
+		require.Equal(t, filled(want), b)
 	}
 }
 

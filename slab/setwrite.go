@@ -127,6 +127,7 @@ func (l *Lane) shadowHolding(a *attempt, space []byte) error {
 		}
 	}
 	err := l.borrow(a)
+	a.holder = 0 // borrow leaves that of a staging slab; of a member it would say that its slab is not held
 	switch {
 	case err == nil:
 	case err == errLent, err == ErrNoShadow:
