@@ -323,11 +323,19 @@ func (l *Lane) settleCommit(a *attempt) {
 // V is as it was: notDone. V is that of the change, and the image names this reservation: done.
 // Otherwise the result is unknown: others have written since, or the change was a tombstone,
 // which names no writer.
+//
+// The session ends if the region cannot be used before the call has to end: Reconcile may keep the change later. A session that went on could be
+// closed in good order meanwhile, and count as over (SessionState.Over) ahead of its change.
 func (l *Lane) readBack(a *attempt) {
 	a.redo.rec, a.staging, a.reread = nil, proto.Slab{}, true // R is gone with its epoch: Reconcile has written home
-	for {
+	for epoch := a.reg.Epoch; ; {
 		reg, err := l.port.Region(a.reg.ID)
-		if err != nil {
+		switch {
+		case err == nil:
+		case a.reg.Epoch == epoch:
+			l.unsettled(a, err)
+			return
+		default:
 			a.outcomeLost(err)
 			return
 		}
