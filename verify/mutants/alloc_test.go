@@ -22,6 +22,16 @@ var allocMutants = []mutant{
 		runs:  []run{tests("alloc", "^TestBitsAreNotSetForWhatWasGivenBack$")},
 	},
 	{
+		name: "bits of others set again", what: "sets all bits of a claim again where one of them was cleared, also of slabs that others have",
+		edits: []edit{{"alloc.(*Allocator).stamp", `a.setBits(reg, word, set, was)`, `a.setBits(reg, word, set|take, was)`}},
+		runs:  []run{tests("alloc", "^TestBitsOfOthersAreNotSetAgain$")},
+	},
+	{
+		name: "bits not looked at another time", what: "forgets the bits that it has set when its call ends before it looks again",
+		edits: []edit{{"alloc.(*Allocator).lookBehind", `a.cleared = append(a.cleared, cleared...)`, ``}},
+		runs:  []run{tests("alloc", "^TestBitsAreLookedAtAnotherTime$")},
+	},
+	{
 		name: "rest of a claim forgotten", what: "forgets the bits of a claim without an answer if one of them was cleared by others",
 		edits: []edit{{"alloc.(*Allocator).claimBits", `if take &= c.words[i]; take == 0 {`, `if c.words[i]&take != take {`}},
 		runs:  []run{tests("alloc", "^TestBitsOfAClaimWithoutAnAnswer$")},

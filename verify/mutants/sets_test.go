@@ -71,4 +71,14 @@ var setMutants = []mutant{
 		edits: []edit{{"slab.(*Lane).settleHome", `err == nil && !a.keep`, `err == nil`}},
 		runs:  []run{schedules(setsStaged, 10000)},
 	},
+	{
+		name: "set looked at once", what: "writes to a set when it has waited for a region without another look at the others",
+		edits: []edit{{"slab.(*Lane).setWhole", `again || reg != a.reg`, `false`}},
+		runs:  []run{tests("slab", "^TestHazard209_EpochEndsWhileAWriteWaits$")},
+	},
+	{
+		name: "member refused a staging slab is kept", what: "takes the holder of a staging slab for that of the member's slab",
+		edits: []edit{{"slab.(*Lane).shadowHolding", `a.holder = 0`, ``}},
+		runs:  []run{tests("slab", "^TestHazard210_NoStagingSlabForASet$")},
+	},
 }

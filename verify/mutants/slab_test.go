@@ -3,6 +3,12 @@ package mutants
 import "github.com/quarrystore/quarry/verify/sim"
 
 var slabMutants = []mutant{
+	// A change whose epoch is over.
+	{
+		name: "change outlives its session", what: "keeps the session with a change of an epoch that is over, before a reconcile has decided",
+		edits: []edit{{"slab.(*Lane).readBack", `l.unsettled(a, err)`, `a.outcomeLost(err)`}},
+		runs:  []run{tests("slab", "^TestHazard208_NoChangeOutlivesItsSession$")},
+	},
 	// Scrub, takeover, repair.
 	{
 		name: "takeover without roll-back", what: "leaves V of the backups as the dead writer left it",
