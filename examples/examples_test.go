@@ -117,7 +117,7 @@ func TestBeam(t *testing.T) {
 		require.NoError(t, err)
 	}
 	cmd := exec.CommandContext(t.Context(), "go", "test", "-C", "../btree/kv/beamio", "-count=1", "-vet=off", "-ldflags=-s -w", ".")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "QUARRY_CONTROLLER="+c.URL)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "QUARRY_CONTROLLER="+strings.Join([]string{c.URL, "http://127.0.0.1:1"}, ","))
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))
 	require.NotContains(t, string(out), "no test files")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
@@ -13,23 +12,26 @@ import (
 
 // Cluster is where a tree is. It is part of the pipeline, which runners store: secrets are not in it.
 type Cluster struct {
-	// Controllers are the URLs of controllers; none: the workers' QUARRY_CONTROLLER, or http://127.0.0.1:7420.
+	// Controllers are the URLs of controllers; none: those of the workers' environment.
 	Controllers []string
-	// Tenant of the tree; "": the one that the workers' token has grants in, else "default".
+	// Tenant of the tree; "": that of the workers' environment, or the one that their token has grants in.
 	Tenant string
 }
 
-// Connect opens the client of a worker. A program that needs more than a token, such as certificates or keys of payloads,
-// replaces it before beam.Init. The default takes the token of the variable QUARRY_TOKEN.
+// Connect opens the client of a worker: by default with the variables of its environment that client.ConfigFromEnvironment reads, among them the token,
+// certificates and keys of payloads. A program that gets them by other means replaces it before beam.Init.
 var Connect = func(ctx context.Context, at Cluster) (*client.Client, error) {
-	controllers := at.Controllers
-	if len(controllers) == 0 {
-		controllers = []string{"http://127.0.0.1:7420"}
-		if url := os.Getenv("QUARRY_CONTROLLER"); url != "" {
-			controllers = []string{url}
-		}
+	cfg, err := client.ConfigFromEnvironment()
+	if err != nil {
+		return nil, err
 	}
-	return client.Connect(ctx, client.Config{Controllers: controllers, Tenant: at.Tenant, Token: os.Getenv("QUARRY_TOKEN")})
+	if len(at.Controllers) > 0 {
+		cfg.Controllers = at.Controllers
+	}
+	if at.Tenant != "" {
+		cfg.Tenant = at.Tenant
+	}
+	return client.Connect(ctx, cfg)
 }
 
 // A call of the store may last as long: runners bound bundles by their own means.
