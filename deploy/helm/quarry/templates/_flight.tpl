@@ -4,6 +4,11 @@
 {{- if and .Values.tls.gatewaySecret (not .Values.tls.controllerSecret) }}{{ fail "tls.gatewaySecret: give tls.controllerSecret and tls.storageSecret, too" }}{{ end -}}
 {{- if and .Values.tls.gatewaySecret (not $f.tlsSecret) }}{{ fail "flight.tlsSecret: give a certificate with the names of the pods, which tls.gatewaySecret has not" }}{{ end -}}
 {{- if and (eq .Values.tls.fabric "required") (not .Values.tls.gatewaySecret) }}{{ fail "tls.fabric=required refuses Flight servers without a certificate: give tls.gatewaySecret" }}{{ end -}}
+{{- $memory := include "quarry.mib" $f.memory | int64 -}}
+{{- if lt $memory (int64 129) }}{{ fail (printf "flight.memory %s: want at least 129MiB, for the largest entry" $f.memory) }}{{ end -}}
+{{- range $which, $have := dict "limits" (default dict $f.resources.limits).memory "requests" (default dict $f.resources.requests).memory }}
+{{- if and $have (lt (include "quarry.mib" $have | int64) (mul $memory 2)) }}{{ fail (printf "flight.resources.%s.memory %s: want at least %dMi, twice flight.memory" $which $have (mul $memory 2)) }}{{ end -}}
+{{- end -}}
 - name: flight
   image: {{ include "quarry.image" . | quote }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
