@@ -52,7 +52,7 @@ func (w *worker) work(ctx context.Context, j *Job, p *Part) (err error) {
 
 // conclude waits for the part's own attempt, and records how it ended.
 func (w *worker) conclude(dctx context.Context, cancel context.CancelCauseFunc, j *Job, p *Part, e *env, began time.Time, result <-chan attempt) {
-	a, ok := w.await(dctx, cancel, p.Job, func() error { return w.beat(p, e) }, result)
+	a, ok := w.await(dctx, cancel, p.Job, func() error { return w.beat(p, e) }, result, false)
 	if !ok {
 		// The plugin does not stop: give the part up, then the process.
 		w.record(j, p, attempt{err: context.Cause(dctx), runs: true}, e, began)
@@ -71,13 +71,14 @@ func (w *worker) conclude(dctx context.Context, cancel context.CancelCauseFunc, 
 }
 
 // beat raises the beat of a part's own attempt. An error ends the attempt: another worker has the part, or is to have it.
+// It gives way to no second attempt that stands still, which would not take the part: each attempt that follows would give way to it, too.
 func (w *worker) beat(p *Part, e *env) error {
 	p.Beat++
 	e.tell(p)
 	switch err := w.store.settlePart(w.tidy, w.session, p); {
 	case errors.Is(err, errLost):
 		return errLost
-	case p.Second.ready():
+	case p.Second.ready() && w.seconded(p):
 		return errYields
 	}
 	return nil
@@ -101,8 +102,8 @@ func dropRuns(ctx context.Context, c *client.Client, runs [][][]proto.Ref) {
 
 // await raises the beat of an attempt until that has returned. It cancels the attempt if the job
 // has ended, the process takes too much memory, or raise fails. false: the
-// attempt has not returned within stopTime after its context ended.
-func (w *worker) await(ctx context.Context, cancel context.CancelCauseFunc, id uint64, raise func() error, result <-chan attempt) (attempt, bool) {
+// attempt has not returned in time after its context ended, see mayStay.
+func (w *worker) await(ctx context.Context, cancel context.CancelCauseFunc, id uint64, raise func() error, result <-chan attempt, second bool) (attempt, bool) {
 	beat := time.NewTicker(w.Lease / 6)
 	defer beat.Stop()
 	var weigh <-chan time.Time
@@ -112,7 +113,13 @@ func (w *worker) await(ctx context.Context, cancel context.CancelCauseFunc, id u
 		weigh = t.C
 	}
 	var over <-chan time.Time
-	ended := ctx.Done()
+	hurried := false
+	hurry := func() {
+		if !hurried {
+			hurried, over = true, time.After(stopTime)
+		}
+	}
+	ended, bound := ctx.Done(), w.bound.Done()
 	for {
 		select {
 		case a := <-result:
@@ -120,19 +127,38 @@ func (w *worker) await(ctx context.Context, cancel context.CancelCauseFunc, id u
 		case <-over:
 			return attempt{}, false
 		case <-ended:
-			ended, over = nil, time.After(stopTime)
+			if ended = nil; !hurried {
+				over = time.After(mayStay(ctx, second))
+			}
+		case <-bound: // an attempt that stays holds up the worker's next session
+			bound = nil
+			hurry()
 		case <-weigh:
 			if heapBytes() > uint64(w.ProcessBytes) {
 				cancel(fmt.Errorf("%w: %d MiB", errMemory, w.ProcessBytes>>20))
+				hurry()
 			}
 		case <-beat.C:
 			if j, err := w.store.Job(w.tidy, id); err == nil && j.State.Ended() {
-				cancel(errCancelled)
+				if cancel(errCancelled); !second {
+					hurry()
+				}
 			} else if err := raise(); err != nil {
 				cancel(err)
 			}
 		}
 	}
+}
+
+// mayStay is how long a plugin has to return after its attempt's context has ended. The process ends then, with the other parts that it runs. It does not
+// for the sake of a second attempt: where the part has another attempt that goes on, or is done, the plugin may stay until the deadline of its own.
+func mayStay(ctx context.Context, second bool) time.Duration {
+	cause := context.Cause(ctx)
+	stays := errors.Is(cause, errYields) || second && (errors.Is(cause, errLost) || errors.Is(cause, errCancelled))
+	if deadline, ok := ctx.Deadline(); ok && stays {
+		return max(0, time.Until(deadline)) + stopTime
+	}
+	return stopTime
 }
 
 // weighEvery is how often a worker looks at its own memory while a part runs: a plugin
@@ -185,11 +211,7 @@ func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
 	if errors.Is(err, errLost) {
 		outcome = outcomeLost
 	}
-	switch outcome {
-	case outcomeQueued:
-	case outcomeYielded:
-		w.Tally.attempt(p.Phase, outcomeLost, p.Took)
-	default:
+	if outcome != outcomeQueued {
 		w.Tally.attempt(p.Phase, outcome, p.Took)
 	}
 	w.Tally.emitted.Add(a.Emitted)

@@ -289,7 +289,7 @@ func (w *worker) runs(p *Part) bool {
 
 // rank orders the parts for this worker: 0 not claimable, 1 claimable, 2 preferred.
 func (w *worker) rank(p *Part, staff *staff) int {
-	if w.seconded(p) {
+	if w.seconded(p) && !w.stranded(p) {
 		return 0
 	}
 	switch still := w.still(string(partKey(p.Job, p.Phase, p.Index)), p.Beat<<8|uint64(p.Attempt)); {

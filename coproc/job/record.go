@@ -359,7 +359,12 @@ type Worker struct {
 	Plugins []coproc.About `json:"plugins"` // compiled into it
 	Beat    uint64         `json:"beat"`    // raised every third of a lease; another worker removes a record whose beat stands still
 	Host    string         `json:"host"`    // name of its host
+	// Format of records that it reads and writes: 1 has second attempts. 0: an earlier version.
+	Format int `json:"format,omitempty"`
 }
+
+// format is that of this version.
+const format = 1
 
 // encode is the value of a record.
 func encode(v any) []byte {

@@ -98,11 +98,18 @@ func (w *worker) seconded(p *Part) bool {
 	return p.Second.Runs() && w.still(secondKey(p), p.Second.Beat) <= w.Lease
 }
 
+// stranded says whether an attempt of this worker has returned, and how it ended is not recorded. While the worker's session lasts no one else takes the
+// part, and its second attempt waits for it.
+func (w *worker) stranded(p *Part) bool {
+	return p.State == Running && p.Session == w.session && !w.runs(p)
+}
+
 // stragglers are the parts of a phase that run elsewhere for too long, by this worker's clock from when it has first seen
 // the attempt: when half of the parts are done and none waits, those that take longer than slowBy times the median of
-// the ones that are done, and than a lease.
+// the ones that are done, and than a lease. There are none while a worker is there that does not know of second attempts: it would take them out of
+// the records that it changes, again and again, and would not wait for them before it cleans up.
 func (w *worker) stragglers(j *Job, parts []*Part) (slow []straggler) {
-	if j.Phase != phaseMap && j.Phase != phaseReduce || len(j.Spec.Writes) > 0 {
+	if j.Phase != phaseMap && j.Phase != phaseReduce || len(j.Spec.Writes) > 0 || w.staff.Load().format < 1 {
 		return nil
 	}
 	var took []time.Duration
@@ -167,7 +174,7 @@ func (w *worker) workBeside(dctx context.Context, cancel context.CancelCauseFunc
 		}
 		result <- a
 	}()
-	a, ok := w.await(dctx, cancel, p.Job, func() error { return w.beatBeside(p, false) }, result)
+	a, ok := w.await(dctx, cancel, p.Job, func() error { return w.beatBeside(p, false) }, result, true)
 	if !ok {
 		w.Die(fmt.Sprintf("second attempt of %v: %v, and it does not stop", p, context.Cause(dctx)))
 		a = <-result // Die of a test returns

@@ -233,6 +233,14 @@ func TestSlowPartHasASecondAttempt(t *testing.T) {
 	sum := func(fate string) uint64 {
 		return tallies[0].Stats().Seconds[fate] + tallies[1].Stats().Seconds[fate]
 	}
+	ended := func(outcome string) (n uint64) {
+		for i := range tallies {
+			for _, by := range tallies[i].Stats().Attempts {
+				n += by[outcome]
+			}
+		}
+		return n
+	}
 	objects, run := 0, map[string]string{"run": t.Name()}
 	for i, at := range []struct{ plugin, phase string }{{"drags", "map"}, {"drags-reduce", "map"}, {"drags-reduce", "reduce"}} {
 		slowdown(t.Name(), at.phase, forever)
@@ -250,6 +258,8 @@ func TestSlowPartHasASecondAttempt(t *testing.T) {
 		require.Equal(t, objects, r.objects(), "nothing but what outputs name")
 	}
 	require.Zero(t, sum("dropped"))
+	require.EqualValues(t, 3, ended("yielded"), "attempts that give way are not lost")
+	require.Zero(t, ended("lost"))
 
 	came, gate := make(chan bool, 2), make(chan bool)
 	slowdown(t.Name(), "map", until(came, gate), func(env coproc.Env) error { close(gate); return forever(env) })
@@ -401,7 +411,7 @@ func TestSecondAttemptIsDropped(t *testing.T) {
 	}
 }
 
-// A part whose own attempt has given way is not left to a second attempt that stands still.
+// A part whose own attempt has given way is not left to a second attempt that stands still, nor does its next attempt give way to that.
 func TestPartOutlivesItsSecondAttempt(t *testing.T) {
 	if testing.Short() {
 		t.Skip("no other goroutines are in it than in TestSecondAttemptIsDropped")
@@ -409,8 +419,9 @@ func TestPartOutlivesItsSecondAttempt(t *testing.T) {
 	r := newRigWith(t, testcluster.Options{Nodes: 2, Lease: lease}, 1)
 	in := dragging()
 	r.tree("in", in)
-	came := make(chan bool, 1)
-	slowdown(t.Name(), "map", func(env coproc.Env) error { came <- true; return forever(env) })
+	came, heirs, gate := make(chan bool, 1), make(chan bool, 9), make(chan bool)
+	slow := until(heirs, gate)
+	slowdown(t.Name(), "map", func(env coproc.Env) error { came <- true; return forever(env) }, slow, slow, slow)
 	r.worker("first", func(c *job.Config) { c.Slots, c.Lease = 1, 12*time.Second }) // a beat is 2 s
 	j, err := r.store.Submit(t.Context(), job.Spec{Plugin: "drags", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3, Args: map[string]string{"run": t.Name()}})
 	require.NoError(t, err)
@@ -422,7 +433,13 @@ func TestPartOutlivesItsSecondAttempt(t *testing.T) {
 	}, patience, time.Millisecond)
 	require.NoError(t, teststop.Stop(second.Process.Pid))
 	r.worker("heir", nil)
+	<-heirs
+	beat := r.slow(j.ID).Beat
+	require.Eventually(t, func() bool { return r.slow(j.ID).Beat > beat+2 }, patience, 5*time.Millisecond)
+	require.Equal(t, 2, r.slow(j.ID).Attempt, "it does not give way to the second attempt that stands still")
+	close(gate)
 	require.Equal(t, job.Done, r.wait(j.ID).State)
+	require.Equal(t, 2, r.slow(j.ID).Attempt)
 	require.Equal(t, in, r.named("out"))
 	require.NoError(t, second.Process.Signal(unix.SIGCONT))
 	r.cleaned(j.ID)

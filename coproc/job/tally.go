@@ -16,7 +16,7 @@ import (
 // How attempts end, where parts run, and what is read, for Stats.
 var (
 	phases   = [...]string{phasePlan, phaseMap, phaseReduce, phaseReplace}
-	outcomes = [...]string{"done", "failed", "cancelled", "lost"}
+	outcomes = [...]string{"done", "failed", "cancelled", "lost", "yielded"}
 	places   = [...]string{"near", "elsewhere", "anywhere"}
 	origins  = [...]string{"tree", "objects", "runs"}
 	endings  = [...]State{Done, Failed, Cancelled}
@@ -27,8 +27,8 @@ const (
 	outcomeFailed
 	outcomeCancelled
 	outcomeLost
+	outcomeYielded // the part's second attempt takes the part
 	outcomeQueued  // not an attempt: the part was handed back
-	outcomeYielded // counted as lost: the second attempt takes the part
 )
 
 // fates are how second attempts end.
@@ -128,7 +128,7 @@ type Stats struct {
 	Slots, Busy int    // parts that can run, and that do run, at the same time
 	Staff       int    // workers that it knows of, itself among them
 	// Attempts by phase (plan, map, reduce, replace) and outcome (done, failed, cancelled,
-	// lost), and how long they took.
+	// lost, yielded), and how long they took.
 	Attempts map[string]map[string]uint64
 	Took     map[string]latency.Snapshot
 	// Places of parts claimed: near the memory that they read, elsewhere, or anywhere,

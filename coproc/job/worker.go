@@ -52,7 +52,7 @@ type Config struct {
 const (
 	idleMin = 2 * time.Millisecond
 	idleMax = 200 * time.Millisecond
-	// stopTime is how long a plugin has to return after its context has ended.
+	// stopTime is how long a plugin has to return after its context has ended; see mayStay.
 	stopTime = 2 * time.Second
 	// elsewhere is how long a failed part waits for another worker than its last.
 	elsewhere = time.Second
@@ -100,6 +100,7 @@ type worker struct {
 type staff struct {
 	workers int             // this one among them
 	beside  map[uint32]bool // nodes that have workers
+	format  int             // the oldest of theirs
 }
 
 // sighting is a beat, and since when it stands still.
@@ -211,7 +212,7 @@ func newWorker(ctx context.Context, cfg Config, d *client.Delegation, slots chan
 			return nil, fmt.Errorf("worker: no storage node is named %q", cfg.Node)
 		}
 	}
-	w.me = Worker{Name: cfg.Name, Node: w.node, Plugins: coproc.Registered(), Host: hostname()}
+	w.me = Worker{Name: cfg.Name, Node: w.node, Plugins: coproc.Registered(), Host: hostname(), Format: format}
 	if err := w.store.t.Put(ctx, workerKey(w.Name), encode(w.me)); err != nil {
 		return nil, err
 	}
@@ -267,7 +268,7 @@ func (w *worker) lookAround(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	now := &staff{beside: map[uint32]bool{}}
+	now := &staff{beside: map[uint32]bool{}, format: format}
 	for _, o := range all {
 		if o.Name != w.Name {
 			if w.still("worker/"+o.Name, o.Beat) > 2*w.Lease {
@@ -277,6 +278,7 @@ func (w *worker) lookAround(ctx context.Context) (err error) {
 		}
 		now.workers++
 		now.beside[o.Node] = true
+		now.format = min(now.format, o.Format)
 	}
 	w.staff.Store(now)
 	return nil

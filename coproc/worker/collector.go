@@ -17,7 +17,7 @@ var Group = metrics.NewGroup("Workers of jobs", "Served by `quarry worker`, also
 var (
 	slots     = Group.Gauge("quarry_worker_slots", "Parts that the worker can run at the same time.", "worker")
 	busy      = Group.Gauge("quarry_worker_busy_slots", "Parts that it runs just now.", "worker")
-	attempts  = Group.Counter("quarry_worker_attempts_total", "Attempts of parts by phase (plan, map, reduce, replace) and outcome: done, failed (and to be tried again, four times at most), cancelled (their job has ended), lost (another worker has the part now).", "worker", "phase", "outcome")
+	attempts  = Group.Counter("quarry_worker_attempts_total", "Attempts of parts by phase (plan, map, reduce, replace) and outcome: done, failed (and to be tried again, four times at most), cancelled (their job has ended), lost (another worker has the part now), yielded (to the part's second attempt).", "worker", "phase", "outcome")
 	took      = Group.Histogram("quarry_worker_attempt_duration_seconds", "How long attempts of parts took.", "worker", "phase")
 	placed    = Group.Counter("quarry_worker_claimed_parts_total", "Parts claimed by place: near (the worker runs beside the memory that the part reads), elsewhere, anywhere (it is all the same).", "worker", "place")
 	retries   = Group.Counter("quarry_worker_retried_parts_total", "Parts claimed that a worker had begun before.", "worker")
