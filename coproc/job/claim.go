@@ -364,6 +364,9 @@ func (w *worker) advance(ctx context.Context, j *Job, parts []*Part) (*Job, erro
 		if next, err = planned(j.ID, parts); err != nil {
 			return nil, err
 		}
+		if err = w.setApart(ctx, next); err != nil {
+			return nil, err
+		}
 		j.Maps, j.Phase = len(next), phaseMap
 	case phaseMap:
 		for i := range j.Reduces {

@@ -71,12 +71,14 @@ func (s *Store) sweep(ctx context.Context, j *Job) (done bool, err error) {
 // dropParts removes the records of a job's parts.
 func (s *Store) dropParts(ctx context.Context, id uint64) error {
 	var keys [][]byte
-	err := s.t.Scan(ctx, prefixed(fmt.Sprintf("part/%012d/", id)), func(key, _ []byte, _ uint64) bool {
-		keys = append(keys, append([]byte(nil), key...))
-		return true
-	})
-	if err != nil {
-		return err
+	for _, prefix := range []string{fmt.Sprintf("part/%012d/", id), inputs(id)} {
+		err := s.t.Scan(ctx, prefixed(prefix), func(key, _ []byte, _ uint64) bool {
+			keys = append(keys, append([]byte(nil), key...))
+			return true
+		})
+		if err != nil {
+			return err
+		}
 	}
 	for _, key := range keys {
 		if err := s.t.Delete(ctx, key); err != nil && !errors.Is(err, btree.ErrNoKey) {

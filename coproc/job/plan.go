@@ -2,8 +2,10 @@ package job
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/proto"
 )
 
 // plan cuts a job's input into map parts, each with the node that holds most of it.
@@ -99,18 +102,68 @@ func planObjects(ctx context.Context, c *client.Client, j *Job) ([]*Part, error)
 	return parts, nil
 }
 
+// fewObjects of a part are in its record, which each beat writes. More are in a record of their own.
+const fewObjects = 16
+
+// inputs is what the keys of those records begin with.
+func inputs(id uint64) string { return fmt.Sprintf("input/%012d/", id) }
+
+// inputKey is where the objects of a map part are.
+func inputKey(p *Part) []byte { return fmt.Appendf(nil, "%s%06d", inputs(p.Job), p.Index) }
+
+// apart is in the place of those objects: a worker of an earlier version, which reads no other record, fails with its name.
+var apart = Object{
+	Name: "its objects are in a record that this worker does not read: replace the worker",
+	Ref:  proto.Ref{Addr: proto.MakeAddr(math.MaxUint32, proto.BlockBytes), Incarnation: proto.MakeIncarnation(0, 1)}, // a region that no cluster has
+}
+
+// setApart puts the objects of new map parts into records of their own, if all workers read them there.
+func (w *worker) setApart(ctx context.Context, parts []*Part) error {
+	if w.staff.Load().format < 1 {
+		return nil
+	}
+	for _, p := range parts {
+		if len(p.Objects) <= fewObjects {
+			continue
+		}
+		if err := w.store.t.PutIfAbsent(ctx, inputKey(p), encode(p.Objects)); err != nil && !errors.Is(err, btree.ErrKeyExists) {
+			return err
+		}
+		p.Objects, p.Apart = []Object{apart}, true
+	}
+	return nil
+}
+
+// objects are those of a map part.
+func (s *Store) objects(ctx context.Context, p *Part) (all []Object, err error) {
+	if !p.Apart {
+		return p.Objects, nil
+	}
+	b, err := s.t.Get(ctx, inputKey(p), nil)
+	if err == nil {
+		err = json.Unmarshal(b, &all)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%v: its objects: %w", p, err)
+	}
+	return all, nil
+}
+
 // input calls f with the records of a map part.
 func (e *env) input(p *Part, f func(key, value []byte) error) error {
 	ctx, c, j := e.ctx, e.c, e.job
 	if j.Spec.Input.Objects != "" {
+		all, err := e.w.store.objects(ctx, p)
+		if err != nil {
+			return err
+		}
 		r := e.reads(fromObjects)
 		defer r.flush()
 		var buf []byte
-		for _, o := range p.Objects {
+		for _, o := range all {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			var err error
 			if buf, err = c.Read(ctx, o.Ref, buf[:0]); errors.Is(err, client.ErrFreed) {
 				continue // freed since the plan was made
 			} else if err != nil {

@@ -9,7 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/coproc/job"
+	"github.com/quarrystore/quarry/coproc/plugins/words"
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
@@ -54,4 +56,31 @@ func TestPartsAreBounded(t *testing.T) {
 	}{{0, 0, 4}, {1, 64 << 20, 4}, {3, 64 << 20, 12}, {3, 12 * 64 << 20, 12}, {3, 12*64<<20 + 1, 13}, {2, 1 << 40, job.MaxParts}, {5000, 0, job.MaxParts}} {
 		require.Equal(t, c.want, job.MapParts(c.workers, c.bytes), "%+v", c)
 	}
+}
+
+// A beat of a part does not write the list of its objects, however many they are. Workers of earlier versions, which look for the list in the part's
+// record, fail: none takes the input for empty.
+func TestObjectsOfPartsAreApart(t *testing.T) {
+	r := newRigWith(t, testcluster.Options{}, 1)
+	for i := range 40 {
+		ref, err := r.c.Alloc(t.Context(), fmt.Appendf(nil, "stone w%d", i), client.AllocOptions{})
+		require.NoError(t, err)
+		_, err = r.c.Names().Create(t.Context(), fmt.Sprintf("text/%02d", i), "object", ref)
+		require.NoError(t, err)
+	}
+	r.worker("a", nil)
+	j := r.done(job.Spec{Plugin: words.Name, Input: job.Source{Objects: "text/"}, Output: "out", MapParts: 1, ReduceParts: 1})
+	got := r.read("out")
+	require.Len(t, got, 41)
+	require.Equal(t, "40", got["stone"])
+	parts, err := r.store.Parts(t.Context(), j.ID, "map")
+	require.NoError(t, err)
+	require.Len(t, parts, 1)
+	require.Len(t, parts[0].Objects, 1)
+	_, err = r.c.Read(t.Context(), parts[0].Objects[0].Ref, nil)
+	require.Error(t, err)
+	require.NotErrorIs(t, err, client.ErrFreed, "a worker would pass over it")
+	require.Len(t, r.records("input/"), 1)
+	require.Eventually(t, func() bool { return r.store.Forget(t.Context(), j.ID) == nil }, patience, 5*time.Millisecond)
+	require.Empty(t, r.records("input/"))
 }

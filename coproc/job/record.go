@@ -292,6 +292,7 @@ type Part struct {
 	From    []byte   `json:"from,omitempty"`
 	To      []byte   `json:"to,omitempty"`
 	Objects []Object `json:"objects,omitempty"`
+	Apart   bool     `json:"apart,omitempty"` // the objects are in a record of their own
 
 	Records uint64        `json:"records,omitempty"` // read, of the attempt that is recorded as done
 	Emitted uint64        `json:"emitted,omitempty"` // records, of that attempt
@@ -359,7 +360,7 @@ type Worker struct {
 	Plugins []coproc.About `json:"plugins"` // compiled into it
 	Beat    uint64         `json:"beat"`    // raised every third of a lease; another worker removes a record whose beat stands still
 	Host    string         `json:"host"`    // name of its host
-	// Format of records that it reads and writes: 1 has second attempts. 0: an earlier version.
+	// Format of records that it reads and writes: 1 has second attempts, and objects apart from their parts. 0: an earlier version.
 	Format int `json:"format,omitempty"`
 }
 

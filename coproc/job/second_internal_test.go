@@ -167,7 +167,7 @@ func TestSecondAttemptsEndNoWorker(t *testing.T) {
 	}
 }
 
-// While a worker of an earlier version is there no second attempt begins.
+// While a worker of an earlier version is there no second attempt begins, and no list of objects is apart from its part.
 func TestEarlierWorkersMeetWhatTheyKnow(t *testing.T) {
 	ctx := t.Context()
 	c := testcluster.New(t, testcluster.Options{Lease: 30 * time.Second}).Connect(client.Config{})
@@ -188,6 +188,9 @@ func TestEarlierWorkersMeetWhatTheyKnow(t *testing.T) {
 	require.Equal(t, 1, long())
 	require.NoError(t, w.store.t.Put(ctx, workerKey("old"), []byte(`{"name":"old","beat":7}`)))
 	require.Zero(t, long())
+	p := &Part{Job: 1, Phase: phaseMap, Objects: make([]Object, 40)}
+	require.NoError(t, w.setApart(ctx, []*Part{p}))
+	require.Len(t, p.Objects, 40, "the record has all that an earlier worker needs")
 	require.NoError(t, w.store.t.Put(ctx, workerKey("old"), encode(Worker{Name: "old", Format: format})))
 	require.Equal(t, 1, long())
 }
