@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -27,8 +28,8 @@ import (
 const (
 	// MaxFollowedNames bounds the names that a Client follows at a time.
 	MaxFollowedNames = 256
-	// nameHold is how long after the last moment for which it is known an entry is returned. It is longer than a lease: while no
-	// controller answers, reads and writes fail before.
+	// nameHold is how long after the last moment for which it is known an entry is returned. It is longer than the lease that controllers
+	// give by themselves: while none answers, reads and writes fail before.
 	nameHold = 10 * time.Second
 	// namesLate is how long a push may take before the stream is opened again.
 	namesLate = 3 * time.Second
@@ -59,8 +60,13 @@ type nameHub struct {
 	// The heartbeat that was sent at asked has said that names had changed up to want; 0: no heartbeat is waited for.
 	want  uint64
 	asked int64 // clock.Now time
-	good  int64 // clock.Now time at which the entries were right
-	doubt bool  // Entry fails, because that was long ago; followers have been told
+	doubt bool  // Entry fails, because the last moment for which they are known was long ago; followers have been told
+	// heard is the revision that a heartbeat has said last, heardBy the clock.Now time of the answer.
+	heard   uint64
+	heardBy int64
+	floor   int64 // clock.Now time of the last forget: what was asked before does not count
+
+	until atomic.Int64 // clock.Now time up to which the entries are returned: nameHold behind the last moment for which they are known
 
 	pushes, changes, streams, late atomic.Uint64
 }
@@ -145,14 +151,32 @@ func (f *FollowedName) Entry() (Name, error) {
 	switch {
 	case k == nil:
 		return Name{}, ErrClosed
-	case clock.Now() > h.good+int64(nameHold):
-		return Name{}, fmt.Errorf("%w: the controllers have not said for %v whether name %q has changed", ErrUnreachable, nameHold, f.name)
 	case k.denied:
 		return Name{}, connect.NewError(connect.CodePermissionDenied, fmt.Errorf("name %q may not be read any more", f.name))
+	case h.overdue():
+		return Name{}, f.unknown()
 	case k.entry.Revision == 0:
 		return Name{}, fmt.Errorf("%w: %q", ErrNoName, f.name)
 	}
 	return k.entry, nil
+}
+
+// Doubt is the error of Entry while it is not known whether the entry was replaced in the last ten seconds; nil: it is known, or Close was called. Who
+// keeps what he has made of an entry asks before each use: nothing else tells of a doubt while the controllers are silent. It costs a look at the clock.
+func (f *FollowedName) Doubt() error {
+	if !f.hub.overdue() {
+		return nil
+	}
+	select {
+	case <-f.done:
+		return nil
+	default:
+		return f.unknown()
+	}
+}
+
+func (f *FollowedName) unknown() error {
+	return fmt.Errorf("%w: the controllers have not said for %v whether name %q has changed", ErrUnreachable, nameHold, f.name)
 }
 
 // Changed has a value when Entry may return something else than before. Several changes may be one value.
@@ -303,7 +327,7 @@ func (h *nameHub) failure() error {
 
 // read reads one stream until it ends.
 func (h *nameHub) read(ctx context.Context, cancel context.CancelFunc, names []string) error {
-	opened := clock.Now()
+	opened, first := clock.Now(), true
 	var again *time.Timer
 	defer func() {
 		if again != nil {
@@ -311,19 +335,20 @@ func (h *nameHub) read(ctx context.Context, cancel context.CancelFunc, names []s
 		}
 	}()
 	return h.c.control.watchNames(ctx, int(h.from), names, func(m *quarrypb.NamesUpdate) {
-		h.take(m, opened)
-		if opened = 0; len(m.Denied) > 0 && again == nil {
+		h.take(m, opened, first)
+		if first = false; len(m.Denied) > 0 && again == nil {
 			again = time.AfterFunc(deniedAgain, cancel)
 		}
 	})
 }
 
-// take makes the entries of a message count, unless it is older than what is known. opened: when the stream was opened, of its first message.
-func (h *nameHub) take(m *quarrypb.NamesUpdate, opened int64) {
+// take makes the entries of a message count, unless it is older than what is known. opened: when its stream was opened; first: it is the first message
+// of that, which has all names.
+func (h *nameHub) take(m *quarrypb.NamesUpdate, opened int64, first bool) {
 	h.pushes.Add(1)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if m.Revision < h.at {
+	if opened < h.floor || m.Revision < h.at && !first { // one that is first and older is of an etcd that was restored from a copy
 		return
 	}
 	h.at = m.Revision
@@ -338,14 +363,16 @@ func (h *nameHub) take(m *quarrypb.NamesUpdate, opened int64) {
 	for _, name := range m.Denied {
 		h.set(name, keptName{denied: true})
 	}
-	h.good = max(h.good, opened) // all names were read after that
+	if first { // all names were read after that
+		h.right(opened)
+	}
 	h.compare()
 }
 
 // set stores what a push says of a name. mu is held.
 func (h *nameHub) set(name string, now keptName) {
 	k := h.names[name]
-	if k == nil || k.known && k.denied == now.denied && k.entry.Revision == now.entry.Revision {
+	if k == nil || k.known && k.denied == now.denied && k.entry.Revision == now.entry.Revision && k.entry.Ref == now.entry.Ref {
 		return
 	}
 	if k.known {
@@ -368,12 +395,15 @@ func (h *nameHub) deny(names []string) {
 func (h *nameHub) beat(sent int64, revision uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if revision == 0 || len(h.names) == 0 {
+	if len(h.names) == 0 {
 		return
 	}
 	switch {
+	case revision != 0 && revision < h.heard && sent >= h.heardBy: // etcd was restored from a copy: from there on its revisions stand for other changes
+		h.forget()
 	case h.renew != nil && h.from != h.c.control.current.Load():
 		h.renew() // calls go to another controller now
+	case revision == 0: // a controller of an earlier version, which says nothing of names
 	case h.want == 0:
 		h.want, h.asked = revision, sent
 	case sent > h.asked+int64(namesLate) && h.renew != nil:
@@ -381,21 +411,54 @@ func (h *nameHub) beat(sent int64, revision uint64) {
 		h.want, h.asked = revision, sent
 		h.renew()
 	}
+	if revision != 0 && sent >= h.heardBy { // not one of an earlier session that was long under way
+		h.heard, h.heardBy = revision, clock.Now()
+	}
 	h.compare()
+}
+
+// forget has nothing count that is known or under way: all names are pushed anew. mu is held.
+func (h *nameHub) forget() {
+	h.floor, h.at, h.want = clock.Now(), 0, 0
+	h.until.Store(math.MinInt64)
+	if h.renew != nil {
+		h.renew()
+	}
 }
 
 // compare notes the heartbeat that the stream has come as far as, and tells followers when Entry begins or ceases to fail. mu is held.
 func (h *nameHub) compare() {
 	if h.want != 0 && h.want <= h.at {
-		h.good = max(h.good, h.asked)
+		h.right(h.asked)
 		h.want = 0
 	}
-	if doubt := clock.Now() > h.good+int64(nameHold); doubt != h.doubt {
+	if doubt := h.overdue(); doubt != h.doubt {
 		h.doubt = doubt
 		for _, k := range h.names {
 			k.tell()
 		}
 	}
+}
+
+// right notes a moment at which the entries were right. mu is held.
+func (h *nameHub) right(at int64) {
+	if at >= h.floor {
+		h.until.Store(max(h.until.Load(), at+int64(nameHold)))
+	}
+}
+
+// overdue says whether no moment of the last nameHold is known at which the entries were right.
+func (h *nameHub) overdue() bool { return clock.Now() > h.until.Load() }
+
+// suspended notes that the host was suspended, which clock.Now does not count.
+func (h *nameHub) suspended() {
+	if h == nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.forget()
+	h.compare()
 }
 
 // stats are the counters.

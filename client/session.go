@@ -175,6 +175,9 @@ func (s *session) leaseValid() bool {
 // the lease ran on meanwhile. Otherwise it records the present wallOffset.
 func (s *session) checkSuspended(wallOffset int64) {
 	if d := clock.Suspended() - time.Duration(s.suspendedAtOpen.Load()); d > suspendTolerance {
+		if s.ended.Load() == nil {
+			s.client.names.Load().suspended() // before another session goes on
+		}
 		s.end(fmt.Errorf("the host was suspended for %v", d))
 		return
 	}

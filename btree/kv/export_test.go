@@ -20,3 +20,9 @@ func Claim(ctx context.Context, state *Tree) error {
 	}
 	return k.release()
 }
+
+// StopWatching has a Named learn nothing by itself any more, as if its goroutine did not run.
+func StopWatching(n *Named) {
+	n.end()
+	<-n.ended
+}

@@ -43,10 +43,11 @@ type Named struct {
 
 // holding is the hold of a tree on its name.
 type holding struct {
-	ctx  context.Context // ends when the name does not stand for the tree any more
-	lose context.CancelFunc
-	// doubt is why it is not known whether the name stands for the tree; nil: it is.
-	doubt atomic.Pointer[error]
+	ctx    context.Context // ends when the name does not stand for the tree any more
+	lose   context.CancelFunc
+	follow *client.FollowedName
+	// denied is why the name may not be read any more, so that nobody tells whether it stands for the tree; nil: it may.
+	denied atomic.Pointer[error]
 }
 
 // err is why the tree must not be used; nil: it may be. A nil holding has none.
@@ -57,10 +58,10 @@ func (h *holding) err() error {
 	if h.ctx.Err() != nil {
 		return ErrReplaced
 	}
-	if p := h.doubt.Load(); p != nil {
+	if p := h.denied.Load(); p != nil {
 		return *p
 	}
-	return nil
+	return h.follow.Doubt()
 }
 
 // OpenNamed opens the tree with a name, and keeps up with the name until Close.
@@ -116,10 +117,13 @@ func (n *Named) Tree(ctx context.Context) (*Tree, error) {
 		if err != nil {
 			return nil, err
 		}
-		h := &holding{}
+		h := &holding{follow: n.follow}
 		h.ctx, h.lose = context.WithCancel(context.Background())
 		t.store.held = h
 		n.mu.Lock()
+		if n.tree != nil {
+			n.lose(n.tree.store.held) // watch may not have seen the change, and will look at t
+		}
 		n.tree = t
 		n.mu.Unlock()
 		n.look() // the entry may have changed since
@@ -141,6 +145,14 @@ func (n *Named) watch(ctx context.Context) {
 	}
 }
 
+// lose ends the hold of a tree. mu is held.
+func (n *Named) lose(h *holding) {
+	if h.ctx.Err() == nil {
+		n.replaced.Add(1)
+		h.lose()
+	}
+}
+
 // look ends the hold of the open tree if the name stands for another one.
 func (n *Named) look() {
 	n.mu.Lock()
@@ -150,15 +162,13 @@ func (n *Named) look() {
 	}
 	h := n.tree.store.held
 	switch e, err := n.follow.Entry(); {
-	case h.ctx.Err() != nil:
 	case err == nil && e.Kind == NameKind && e.Ref == n.tree.Root():
-		h.doubt.Store(nil)
+		h.denied.Store(nil)
 	case err == nil, errors.Is(err, client.ErrNoName):
-		n.replaced.Add(1)
-		h.lose()
-	case errors.Is(err, client.ErrClosed):
+		n.lose(h)
+	case errors.Is(err, client.ErrClosed), errors.Is(err, client.ErrUnreachable): // holding.err sees the latter
 	default:
-		h.doubt.Store(&err)
+		h.denied.Store(&err)
 	}
 }
 

@@ -115,3 +115,31 @@ func TestHazard197_StaleRootIsNotUsed(t *testing.T) {
 	_, err = n.Tree(ctx)
 	require.ErrorIs(t, err, client.ErrClosed)
 }
+
+// TestHazard211_WhoOpensTheNewTreeEndsTheFormer: a goroutine has the former tree, and another one opens the new one before the Named's own has looked at the
+// name. The first one learns of it all the same.
+func TestHazard211_WhoOpensTheNewTreeEndsTheFormer(t *testing.T) {
+	ctx := t.Context()
+	cluster := testcluster.New(t, testcluster.Options{})
+	c, other := cluster.Connect(client.Config{}), cluster.Connect(client.Config{})
+	_, err := kv.Create(ctx, other, "out", btree.Config{})
+	require.NoError(t, err)
+	n, err := kv.OpenNamed(ctx, c, "out", btree.Config{})
+	require.NoError(t, err)
+	defer n.Close()
+	former, err := n.Tree(ctx)
+	require.NoError(t, err)
+	kv.StopWatching(n)
+	replaceBy(t, other, "out", "job 1")
+	next := former
+	require.Eventually(t, func() bool { next, err = n.Tree(ctx); return err != nil || next != former }, patience, 1e6)
+	require.NoError(t, err)
+	select {
+	case <-former.Replaced():
+	default:
+		require.Fail(t, "the hold of the former tree goes on")
+	}
+	require.ErrorIs(t, former.Put(ctx, []byte("lost"), []byte("v")), kv.ErrReplaced)
+	require.NoError(t, next.Put(ctx, []byte("k"), []byte("v")))
+	require.Equal(t, uint64(1), n.Replaced())
+}

@@ -73,6 +73,9 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return t.stream(ctx, cancel, to, q)
 	}
 	w.farewell(r.URL.Path, body)
+	if w.older.Load() {
+		q.Header.Del("Accept-Encoding") // speechless reads the answer
+	}
 	reset := t.from.chance(w.wild.Load().ResetRPC)
 	a := &answer{header: http.Header{}, code: http.StatusOK}
 	done := make(chan struct{})
@@ -96,6 +99,9 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	if a.code != http.StatusOK {
 		w.log.Debug("answer", "path", r.URL.Path, "from", to.proc.Name, "code", a.code, "body", a.body.String())
+	}
+	if strings.HasSuffix(r.URL.Path, "/Heartbeat") && w.older.Load() {
+		w.speechless(a)
 	}
 	if reset {
 		return nil, errReset
@@ -151,12 +157,33 @@ func (w *World) certified(request, response []byte) {
 	}
 }
 
+// speechless leaves out of the answer to a heartbeat what controllers of earlier versions do not say: how far names have changed.
+func (w *World) speechless(a *answer) {
+	var m quarrypb.HeartbeatResponse
+	if a.code != http.StatusOK {
+		return
+	}
+	err := proto.Unmarshal(a.body.Bytes(), &m)
+	m.NamesRevision, m.TenantNamesRevision = 0, 0
+	b, merr := proto.Marshal(&m)
+	if err = errors.Join(err, merr); err != nil {
+		w.fail("an answer to Heartbeat cannot be read: %v", err)
+	}
+	a.body.Reset()
+	a.body.Write(b)
+}
+
 // stream is RoundTrip for a call whose answer goes on.
 func (t transport) stream(ctx context.Context, cancel context.CancelFunc, to *served, q *http.Request) (*http.Response, error) {
 	pr, pw := io.Pipe()
-	s := &streamed{answer: answer{header: http.Header{}, code: http.StatusOK}, t: t, to: to.proc, ctx: q.Context(), pipe: pw, begun: make(chan struct{})}
+	s := &streamed{answer: answer{header: http.Header{}, code: http.StatusOK}, t: t, to: to.proc, ctx: q.Context(), pipe: pw, begun: make(chan struct{}), names: strings.HasSuffix(q.URL.Path, "/WatchNames")}
 	context.AfterFunc(ctx, func() { cancel(); pr.CloseWithError(context.Canceled) })
-	if strings.HasSuffix(q.URL.Path, "/WatchNames") && t.from.chance(t.w.wild.Load().Stall) {
+	if s.names && t.w.older.Load() {
+		cancel()
+		s.code = http.StatusNotFound // as for any unknown method
+		return s.response(q, http.NoBody), nil
+	}
+	if s.names && t.from.chance(t.w.wild.Load().Stall) {
 		s.stallAt = 2 + t.w.intn(4)
 	}
 	go func() {
@@ -201,6 +228,7 @@ type streamed struct {
 	pipe  *io.PipeWriter
 	begun chan struct{}
 	once  bool
+	names bool // it is a stream of names
 	// writes are those so far. That number stallAt does not arrive, and none behind it, though the connection stays.
 	writes, stallAt int
 }
@@ -216,7 +244,7 @@ func (s *streamed) Flush() { s.begin() }
 
 func (s *streamed) Write(b []byte) (int, error) {
 	s.begin()
-	if s.writes++; s.stallAt > 0 && s.writes >= s.stallAt {
+	if s.writes++; s.stallAt > 0 && s.writes >= s.stallAt || s.names && s.t.w.older.Load() {
 		<-s.ctx.Done()
 		return 0, s.ctx.Err()
 	}

@@ -34,7 +34,8 @@ type World struct {
 	fate  *dice // of faults
 	seed  uint64
 
-	wild atomic.Pointer[wildness] // of messages now
+	wild  atomic.Pointer[wildness] // of messages now
+	older atomic.Bool              // controllers are of a version that pushes no names
 
 	mu       sync.Mutex             // guards the fields down to over
 	servers  map[string]*served     // by host of the URL

@@ -124,6 +124,26 @@ var messageMutants = []mutant{
 		runs:  []run{tests("btree/kv", "^TestHazard197_StaleRootIsNotUsed$")},
 	},
 	{
+		name: "former tree held", what: "opens the tree that a name stands for, and leaves the former one to those who have it",
+		edits: []edit{{"btree/kv.(*Named).Tree", `n.lose(n.tree.store.held)`, `_ = n.tree`}},
+		runs:  []run{tests("btree/kv", "^TestHazard211_WhoOpensTheNewTreeEndsTheFormer$")},
+	},
+	{
+		name: "bound of pushed names ignored", what: "returns entries of names however long nothing was heard of them",
+		edits: []edit{{"client.(*nameHub).overdue", `clock.Now() > h.until.Load()`, `clock.Now() < 0`}},
+		runs:  []run{tests("verify/clientsim", "^TestHazard212_SilentControllers$")},
+	},
+	{
+		name: "doubt of a held tree unasked", what: "goes on in a tree when it is not known any more whether its name stands for it",
+		edits: []edit{{"btree/kv.(*holding).err", `h.follow.Doubt()`, `nil`}},
+		runs:  []run{tests("verify/clientsim", "^TestHazard212_SilentControllers$")},
+	},
+	{
+		name: "restored store unnoticed", what: "takes the revisions of a restored store for those of the one before",
+		edits: []edit{{"client.(*nameHub).beat", `revision < h.heard`, `false`}},
+		runs:  []run{tests("client", "^TestHazard213_NamesOfARestoredStore$")},
+	},
+	{
 		name: "answered before done", what: "says that a write is done, and releases the object unchanged",
 		edits: []edit{{"storagenode.(*execLane).write", `return r.Payload, nil`, `a = msg.ObjectAnswer{Version: info.Version + 1, Tag: info.Tag}
 		return nil, errVersion`}},
