@@ -187,3 +187,23 @@ func TestHazard196_NamesOfOthersAreNotPushed(t *testing.T) {
 	}
 	require.Equal(t, connect.CodePermissionDenied, connect.CodeOf(w.stream.Err()), "%v", w.stream.Err())
 }
+
+// TestRevokedTokenWatchesNoNames: a stream of names ends before it tells the holder of a token of a change that was made when the token had been revoked.
+func TestRevokedTokenWatchesNoNames(t *testing.T) {
+	_, etcd := store(t)
+	c, _ := start(t, controller.Config{Etcd: etcd, Token: "every role", Alone: true, LeaderTTL: time.Minute})
+	lead(t, c)
+	as := func(token string) rpc {
+		return quarrypbconnect.NewControllerClient(http.DefaultClient, c.URL(), connect.WithInterceptors(agentauth.Caller(token, "")))
+	}
+	operator := as("every role")
+	made := do(t, operator.CreateToken, &quarrypb.CreateTokenRequest{Role: "client"})
+	w := watchNames(t, as(made.Secret), "x")
+	w.next()
+	do(t, operator.RevokeToken, &quarrypb.RevokeTokenRequest{Id: made.Token.Id})
+	do(t, operator.CreateName, &quarrypb.CreateNameRequest{Name: goodName("x")})
+	for w.stream.Receive() {
+		require.Empty(t, w.stream.Msg().Names)
+	}
+	require.Equal(t, connect.CodeUnauthenticated, connect.CodeOf(w.stream.Err()), "%v", w.stream.Err())
+}
