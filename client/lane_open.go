@@ -294,7 +294,9 @@ func (l *lane) window(r *quarrypb.Region, rep *quarrypb.Replica, attempt int) (r
 	case errors.Is(err, rdma.ErrRefused):
 		return rdma.Target{}, fmt.Errorf("node %d: %w", rep.Node, err)
 	case err != nil:
-		l.reportTrouble(rep.Node, err)
+		if c.way == nil || attempt > 1 { // else only the address may have been cut
+			l.reportTrouble(rep.Node, err)
+		}
 		l.drop(c)
 		return rdma.Target{}, l.notYet(fmt.Errorf("node %d: %w", rep.Node, err))
 	case w.Bytes != r.SizeBytes:

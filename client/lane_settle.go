@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/rail"
 	"github.com/quarrystore/quarry/slab"
 )
 
@@ -98,8 +99,8 @@ func (l *lane) settleBroken(c *rdma.Chain, attempt int) (settled bool, _ error) 
 			l.drop(nc) // a Reset would dial where others had no answer: go on by another address of the node
 			break
 		}
-		if l.overrunCause == nil { // else the chain may only have met the caller's deadline
-			l.reportTrouble(nc.node, c.Err)
+		if nc.way == nil { // else the node may be well, and one of its addresses cut: connect reports when none answers
+			l.reportBroken(nc, c)
 		}
 		l.events.resets.Add(1)
 		ctx, cancel := l.attemptContext(attempt)
@@ -110,8 +111,11 @@ func (l *lane) settleBroken(c *rdma.Chain, attempt int) (settled bool, _ error) 
 			l.session.end(err)
 			return false, l.session.err()
 		case err == nil && nc.rightPeer() && !nc.cut.Load():
+			if nc.way != nil {
+				l.reportBroken(nc, c)
+			}
 			return true, nil
-		case err != nil && nc.way != nil && !isRefused(err) && !l.attemptsEnd():
+		case err != nil && nc.way != nil && !rail.Answered(err) && !l.attemptsEnd():
 			l.session.client.pathFailed(l.session.client.NodeName(nc.node), *nc.way, err)
 		}
 		l.drop(nc)
@@ -126,6 +130,13 @@ func (l *lane) settleBroken(c *rdma.Chain, attempt int) (settled bool, _ error) 
 		return false, fmt.Errorf("region %d: %w", w.Region, err)
 	}
 	return err == nil, nil
+}
+
+// reportBroken reports a chain without an answer, unless it may only have met the caller's deadline.
+func (l *lane) reportBroken(nc *nodeConn, c *rdma.Chain) {
+	if l.overrunCause == nil {
+		l.reportTrouble(nc.node, c.Err)
+	}
 }
 
 // reopen makes the next use of a region open it again.

@@ -39,12 +39,12 @@ func (c *Client) dialTCP(ctx context.Context, n *quarrypb.Node, as *rdma.Credent
 	}
 	several := len(paths) > 1
 	var used rail.Path
-	err = rail.Try(ctx, paths, isRefused, func(share context.Context, p rail.Path) (err error) {
+	err = rail.Try(ctx, paths, rail.Answered, func(share context.Context, p rail.Path) (err error) {
 		used = p
 		if conn, err = c.dialers.by(p, several).Dial(share, p.End.Address, as.For(n.Id, n.Name), lane); err == nil {
 			return nil
 		}
-		if several && ctx.Err() == nil && !isRefused(err) && !errors.Is(err, rdma.ErrTLS) {
+		if several && ctx.Err() == nil && !rail.Answered(err) && !errors.Is(err, rdma.ErrTLS) {
 			c.pathFailed(n.Name, p, err)
 		}
 		return fmt.Errorf("%s %s: %w", TransportTCP, p.End.Address, err)

@@ -552,7 +552,7 @@ func (s *session) dialTCP(ctx context.Context, n *quarrypb.Node, as *rdma.Creden
 	if err != nil {
 		return nil, err
 	}
-	err = rail.Try(ctx, paths, func(err error) bool { return errors.Is(err, rdma.ErrRefused) }, func(ctx context.Context, p rail.Path) (err error) {
+	err = rail.Try(ctx, paths, rail.Answered, func(ctx context.Context, p rail.Path) (err error) {
 		d := s.cfg.Wire.Dialer(tcp.Dialer{TLS: s.cfg.FabricTLS, From: p.From, Redundant: len(paths) > 1})
 		c, err = d.Dial(ctx, p.End.Address, as, 0)
 		return err

@@ -12,6 +12,7 @@ import (
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/raw"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/rail"
 	"github.com/quarrystore/quarry/rdma/shm"
 	"github.com/quarrystore/quarry/slab"
 	"github.com/quarrystore/quarry/storagenode/state"
@@ -251,7 +252,7 @@ func (l *workLane) Region(id uint32) (*slab.Region, error) {
 	return &l.region, nil
 }
 
-// Settle resets the connections of failed chains; see slab.Port. If a peer has refused a chain
+// Settle resets the connections of failed chains, or makes new ones by other addresses of their nodes; see slab.Port. If a peer has refused a chain
 // its epoch is over, and the program ends.
 //
 // A peer that does not answer is asked again until the epoch ends. A program with a session gives
@@ -278,18 +279,15 @@ func (l *workLane) Settle(_ *slab.Region, r *rdma.Round) error {
 		for {
 			wait := answerTimeout
 			if l.w.session != nil {
-				wait = min(wait, l.w.settle-time.Since(began))
+				wait = min(wait, l.w.settles()-time.Since(began))
 			}
 			ctx, cancel := context.WithTimeout(l.w.ctx, wait)
-			err := c.To.Conn.Reset(ctx)
+			err := l.again(ctx, k, c.To)
 			cancel()
 			if err == nil {
-				if err = sameIncarnation(c.To.Conn, l.w.req.Peers[k].Node, l.w.req.Peers[k].Incarnation); err != nil {
-					return err
-				}
 				break
 			}
-			if errors.Is(err, rdma.ErrRefused) {
+			if errors.Is(err, rdma.ErrRefused) || errors.Is(err, errOtherIncarnation) {
 				return err
 			}
 			if l.w.session != nil && time.Since(began) >= l.w.settles() {
@@ -305,6 +303,31 @@ func (l *workLane) Settle(_ *slab.Region, r *rdma.Round) error {
 		}
 		c.Err = nil
 	}
+	return nil
+}
+
+// again connects the lane to replica k anew: by a Reset or, if its node has several addresses and that brings no answer, by the best of them.
+// Either way the node has ended the old connection when it returns nil: a lane has one connection to a node.
+func (l *workLane) again(ctx context.Context, k int, to *rdma.Target) error {
+	p := l.w.req.Peers[k]
+	rctx, cancel := ctx, func() {}
+	if end, ok := ctx.Deadline(); ok && len(p.Endpoints) > 1 {
+		rctx, cancel = context.WithTimeout(ctx, time.Until(end)/2)
+	}
+	err := to.Conn.Reset(rctx)
+	cancel()
+	switch {
+	case err == nil:
+		return sameIncarnation(to.Conn, p.Node, p.Incarnation)
+	case len(p.Endpoints) < 2 || rail.Answered(err):
+		return err
+	}
+	conn, win, err := l.dial(ctx, k)
+	if err != nil {
+		return err
+	}
+	l.conns[k].Close()
+	l.conns[k], *to = conn, rdma.Target{Conn: conn, Window: win}
 	return nil
 }
 

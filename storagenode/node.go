@@ -61,6 +61,7 @@ type Node struct {
 	tcpAddress  string            // of the first, as the table shows it
 	rails       []rail.Own        // that the node's programs are on, by the ports' names
 	downs       rail.Downs        // addresses of other nodes that did not answer lately
+	crossed     sync.Map          // incarnation and rail of other nodes: crossings that were warned of
 	shmListener *net.UnixListener // of the fabric over shm; nil: none
 	// Of a node with an adapter.
 	verbsListener net.Listener
@@ -117,7 +118,7 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, own: rdma.NewCredentials(), memories: map[uint32]*host.Memory{}, works: map[workKey]*work{}, failed: make(chan error, 4), renew: make(chan struct{}, 1), saving: make(chan struct{}, 1), left: left{some: make(chan struct{}, 1)}, ending: ending{answered: make(chan struct{}, 1)}, pulse: vital{hurry: make(chan struct{}, 1)}}
+	n := &Node{cfg: cfg, own: rdma.NewCredentials(), memories: map[uint32]*host.Memory{}, works: map[workKey]*work{}, failed: make(chan error, 4+rail.MaxEnds), renew: make(chan struct{}, 1), saving: make(chan struct{}, 1), left: left{some: make(chan struct{}, 1)}, ending: ending{answered: make(chan struct{}, 1)}, pulse: vital{hurry: make(chan struct{}, 1)}}
 	n.others.count = func() uint64 { return n.access.Chains("tcp", programLane) }
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	defer func() {

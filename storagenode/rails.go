@@ -2,7 +2,6 @@ package storagenode
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -138,13 +137,15 @@ func (n *Node) dialPeer(ctx context.Context, p *quarrypb.WorkPeer, as *rdma.Cred
 	if err != nil {
 		return nil, err
 	}
-	refused := func(err error) bool { return errors.Is(err, rdma.ErrRefused) }
-	err = rail.Try(ctx, paths, refused, func(ctx context.Context, way rail.Path) (err error) {
+	err = rail.Try(ctx, paths, rail.Answered, func(ctx context.Context, way rail.Path) (err error) {
 		d := n.cfg.Wire.Dialer(tcp.Dialer{TLS: n.cfg.FabricTLS, From: way.From, Redundant: len(paths) > 1})
 		conn, err = d.Dial(ctx, way.End.Address, as, lane)
+		if err == nil && way.Crosses {
+			n.crosses(p, &way)
+		}
 		switch {
 		case len(paths) == 1:
-		case err == nil || refused(err):
+		case err == nil || rail.Answered(err):
 			n.downs.Answered(way)
 		case n.downs.Failed(way):
 			n.cfg.Logger.Warn("storage node: an address of another node does not answer", "node", n.cfg.Name, "other", p.Name, "address", way.End.Address, "rail", way.End.Rail, "error", err)
@@ -152,4 +153,15 @@ func (n *Node) dialPeer(ctx context.Context, p *quarrypb.WorkPeer, as *rdma.Cred
 		return err
 	})
 	return conn, err
+}
+
+// crosses warns once of each rail of another node's incarnation that is on none of this node's.
+func (n *Node) crosses(p *quarrypb.WorkPeer, way *rail.Path) {
+	type crossing struct {
+		incarnation uint64
+		rail        string
+	}
+	if _, told := n.crossed.LoadOrStore(crossing{p.Incarnation, way.End.Rail}, true); !told {
+		n.cfg.Logger.Warn("storage node: another node is reached across rails", "node", n.cfg.Name, "other", p.Name, "address", way.End.Address, "rail", way.End.Rail)
+	}
 }

@@ -89,3 +89,32 @@ func TestAnExecutorBoundsReplicas(t *testing.T) {
 		require.Equal(t, execSettle, time.Since(began), "on the clock of the test")
 	})
 }
+
+// hasty is a connection whose Reset needs some time.
+type hasty struct{ rdma.Conn }
+
+func (hasty) Reset(ctx context.Context) error {
+	select {
+	case <-time.After(time.Second):
+		return nil
+	case <-ctx.Done():
+		return rdma.ErrBroken
+	}
+}
+
+func (hasty) Peer() (node uint32, incarnation uint64) { return 7, 1 }
+
+// TestSettleHasTimeForAReset: a connection of a program that has a session, and no bound of its own on replicas, breaks. It is reset, and the program goes on.
+func TestSettleHasTimeForAReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &work{session: &session{}, req: &quarrypb.WorkRequest{Peers: []*quarrypb.WorkPeer{{Node: 7, Incarnation: 1}}}}
+		w.ctx, w.cancel = context.WithCancelCause(t.Context())
+		defer w.cancel(nil)
+		to := rdma.Target{Conn: hasty{}}
+		l := &workLane{w: w, conns: []rdma.Conn{to.Conn}}
+		var r rdma.Round
+		r.Chain(&to).Err = rdma.ErrBroken
+		require.NoError(t, l.Settle(nil, &r))
+		require.NoError(t, context.Cause(w.ctx))
+	})
+}

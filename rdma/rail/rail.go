@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/rdma"
 )
 
 // Policies: what a process that is on rails does where a node is on none of them.
@@ -233,6 +234,12 @@ func Try(ctx context.Context, paths []Path, final func(error) bool, dial func(co
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Answered says whether an error is the answer of the node that was meant, which its other addresses would repeat. That a ticket is
+// refused is no such answer: a node of another cluster may have the number, and the address at one of the networks.
+func Answered(err error) bool {
+	return errors.Is(err, rdma.ErrRefused) && !errors.Is(err, rdma.ErrTicket)
 }
 
 // within runs f in one of so many shares of the time that is left of a context.
