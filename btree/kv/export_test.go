@@ -6,6 +6,9 @@ import (
 	"github.com/quarrystore/quarry/btree"
 )
 
+// FeedVoids is how many spans of positions the head of a feed's state has.
+const FeedVoids = feedVoids
+
 // StoreOf is the Store of a Watch, through which it repairs what dead clients have left.
 func StoreOf(ctx context.Context, w *Watch) btree.Store {
 	w.objects.ctx = ctx
