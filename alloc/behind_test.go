@@ -31,6 +31,25 @@ func onMap(w *slabtest.World, r *rdma.Round, block uint32) (is, sets bool) {
 	return is, is && v.New&^v.Expect != 0
 }
 
+// claimsBehind is a hook of a lane that gives slabs back: other claims them and allocates ref before the lane looks behind its cleared bits, and gives its
+// claims back before the lane sets a bit again: then back is set.
+func claimsBehind(t *testing.T, w *slabtest.World, other *slabtest.Port, block uint32, ref *proto.Ref, back *bool) func(int, *rdma.Round) {
+	claimed := false
+	return func(_ int, r *rdma.Round) {
+		is, sets := onMap(w, r, block)
+		switch {
+		case !claimed && r.Len() == 1 && len(r.At(0).Verbs) > 1 && r.At(0).Verbs[0].Op == rdma.Read: // looks behind
+			claimed = true
+			var err error
+			*ref, err = other.Alloc.Alloc(make([]byte, 20_000), want(2))
+			require.NoError(t, err)
+		case claimed && !*back && is && sets:
+			*back = true
+			require.NoError(t, other.Alloc.Close())
+		}
+	}
+}
+
 // TestBitsAreNotSetForWhatWasGivenBack: hazard 166. A client, or a scrub, has cleared map bits, finds the slabs claimed by another client, and sets the
 // bits for it; that client has given the claims back just before. No bit stays set.
 func TestBitsAreNotSetForWhatWasGivenBack(t *testing.T) {
@@ -42,19 +61,8 @@ func TestBitsAreNotSetForWhatWasGivenBack(t *testing.T) {
 		require.NoError(t, err)
 		block, _ := w.Geometry.BlockOf(uint64(first.Addr.Off()))
 		var ref proto.Ref
-		claimed, back := false, false
-		owner.BeforeDo = func(_ int, r *rdma.Round) {
-			is, sets := onMap(w, r, block)
-			switch {
-			case !claimed && r.Len() == 1 && len(r.At(0).Verbs) > 1 && r.At(0).Verbs[0].Op == rdma.Read: // looks behind
-				claimed = true
-				ref, err = other.Alloc.Alloc(small, want(2))
-				require.NoError(t, err)
-			case claimed && !back && is && sets:
-				back = true
-				require.NoError(t, other.Alloc.Close())
-			}
-		}
+		back := false
+		owner.BeforeDo = claimsBehind(t, w, other, block, &ref, &back)
 		require.NoError(t, owner.Alloc.Close())
 		owner.BeforeDo = nil
 		require.True(t, back)
@@ -194,19 +202,9 @@ func TestBitsAreLookedAtAnotherTime(t *testing.T) {
 	first, err := owner.Alloc.Alloc(small, want(2))
 	require.NoError(t, err)
 	block, _ := w.Geometry.BlockOf(uint64(first.Addr.Off()))
-	claimed, back := false, false
-	owner.BeforeDo = func(_ int, r *rdma.Round) {
-		is, sets := onMap(w, r, block)
-		switch {
-		case !claimed && r.Len() == 1 && len(r.At(0).Verbs) > 1 && r.At(0).Verbs[0].Op == rdma.Read: // looks behind
-			claimed = true
-			_, err = other.Alloc.Alloc(small, want(2))
-			require.NoError(t, err)
-		case claimed && !back && is && sets:
-			back = true
-			require.NoError(t, other.Alloc.Close())
-		}
-	}
+	var ref proto.Ref
+	back := false
+	owner.BeforeDo = claimsBehind(t, w, other, block, &ref, &back)
 	owner.AfterDo = func(int, *rdma.Round) {
 		if back {
 			owner.OnRegion = func() error { return context.DeadlineExceeded }

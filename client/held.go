@@ -172,8 +172,9 @@ func (h *Held) Read(ref Ref, dst []byte) ([]byte, error) {
 
 // Write replaces the payload of an object of the set, which stays reserved. One round with one replica, two with more.
 //
-// nil: done, and nobody else has changed the object since Reserve. ErrUnknown: done once or not at all, and the set is lost. ErrHoldLost: not done; the set is lost, and
-// Release gives back what is left of it. Any other error: not done, and the set is held as before, if the session goes on.
+// nil: the object is changed, and no other client has changed it since Reserve. ErrUnknown: the object is changed once or not at all, and the set is lost.
+// ErrHoldLost: the object is not changed, and the set is lost: call Release. Any other error: the object is not changed, and the set is held as before,
+// unless the session has ended.
 //
 // Errors: those of Write of a Client; ErrHoldLost; ErrArgument.
 func (h *Held) Write(ctx context.Context, ref Ref, payload []byte) error {

@@ -91,7 +91,7 @@ type FollowedName struct {
 // Follow begins to keep the entry of a name, which need not exist. ctx bounds the wait for the present entry. Close ends it.
 //
 // What Entry returns is stale by no more than a push of the controllers' leader takes. Where a push is lost, a heartbeat
-// tells, a second or two later. Nobody waits for those who follow a name: behind a change of it they may go by the former entry for as long.
+// shows that, a second or two later. A change of a name does not wait for its followers: until the push arrives they get the former entry.
 //
 // Errors: ErrBadName; ErrArgument if the Client follows MaxFollowedNames names; ErrUnreachable; ctx's error; a plain error if the
 // controllers' version has no pushes.
@@ -161,8 +161,9 @@ func (f *FollowedName) Entry() (Name, error) {
 	return k.entry, nil
 }
 
-// Doubt is the error of Entry while it is not known whether the entry was replaced in the last ten seconds; nil: it is known, or Close was called. Who
-// keeps what he has made of an entry asks before each use: nothing else tells of a doubt while the controllers are silent. It costs a look at the clock.
+// Doubt is the error of Entry while it is not known whether the entry was replaced in the last ten seconds; nil: it is known, or Close was called. Code
+// that keeps something made from an entry, such as an open tree, calls Doubt before each use: Changed may have no value while the controllers are
+// silent. A call reads the clock.
 func (f *FollowedName) Doubt() error {
 	if !f.hub.overdue() {
 		return nil

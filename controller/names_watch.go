@@ -65,8 +65,8 @@ type nameRange struct {
 	byKey    map[string]map[*nameWatcher]struct{}
 	running  bool
 	followed chan struct{} // closed when etcd is being watched
-	told     int64         // revision up to which watchers have been told
-	progress int64         // clock.Now time from which on those without changes are told again; 0: they know told
+	told     int64         // revision up to which etcd's changes have been given to watchers
+	progress int64         // clock.Now time from which on watchers without changes are sent told; 0: they have it
 }
 
 // nameWatcher is one call of WatchNames.

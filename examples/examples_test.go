@@ -103,7 +103,7 @@ quarry kv get -t lengths greeting; echo`,
 // The module of Beam's pipelines is not part of this one, because of its dependencies; its tests need a cluster.
 func TestBeam(t *testing.T) {
 	if testing.Short() {
-		t.Skip("nothing of this module runs beside anything in it")
+		t.Skip("-short: it runs processes of Beam, and no goroutines of this module")
 	}
 	bin := testbinary.Build(t, "./cmd/quarry")
 	c, err := local.Start(t.Context(), local.Config{Binary: filepath.Join(bin, "quarry"), Nodes: 1, RegionBytes: "64MiB", Lease: "30s"})

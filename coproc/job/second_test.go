@@ -414,7 +414,7 @@ func TestSecondAttemptIsDropped(t *testing.T) {
 // A part whose own attempt has given way is not left to a second attempt that stands still, nor does its next attempt give way to that.
 func TestPartOutlivesItsSecondAttempt(t *testing.T) {
 	if testing.Short() {
-		t.Skip("no other goroutines are in it than in TestSecondAttemptIsDropped")
+		t.Skip("-short: TestSecondAttemptIsDropped runs the same goroutines")
 	}
 	r := newRigWith(t, testcluster.Options{Nodes: 2, Lease: lease}, 1)
 	in := dragging()

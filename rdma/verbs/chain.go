@@ -305,9 +305,9 @@ func (c *conn) Wait(ch *rdma.Chain, deadline int64) {
 	c.sendHeld()
 }
 
-// sendHeld sends the chains that the one just awaited has held back, up to one that has to be sent in parts: whoever waits for chains of
-// several connections, one after the other, then waits for them at the same time. It sends none while a longer send queue is wanted: start makes one when
-// nothing is under way.
+// sendHeld sends the chains that were not sent because the chain that Wait has just completed was under way. It stops at a chain that has to be sent in
+// parts. Without it each of these chains would be sent by its own Wait, and rounds to several nodes would run one after the other. It sends none while a
+// longer send queue is needed (c.need): the queue can be replaced only when no chain is under way, see start.
 func (c *conn) sendHeld() {
 	for i := 0; i < len(c.queue) && c.dead == nil && c.need <= c.depth; i++ {
 		p := &c.queue[i]

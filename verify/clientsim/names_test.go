@@ -40,7 +40,7 @@ func TestHazard212_SilentControllers(t *testing.T) {
 		_, err = kv.Stage(ctx, other, replacedTree, "job")
 		require.NoError(t, err)
 		require.NoError(t, kv.Commit(ctx, other, replacedTree, "job"))
-		require.NoError(t, former.Put(ctx, []byte("k"), []byte("v")), "nobody waits for those who follow")
+		require.NoError(t, former.Put(ctx, []byte("k"), []byte("v")), "the change of a name does not wait for its followers")
 		require.NoError(t, c.pause(ctx, nameBound))
 		require.Equal(t, session, cl.SessionID(), "the lease goes on")
 		_, err = follow.Entry()
