@@ -15,7 +15,6 @@ import (
 
 	"github.com/quarrystore/quarry/controller/state"
 	"github.com/quarrystore/quarry/internal/clock"
-	"github.com/quarrystore/quarry/internal/rights"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
@@ -166,22 +165,6 @@ func (s *service) WatchNames(ctx context.Context, r *connect.Request[quarrypb.Wa
 		}
 		s.c.counted.pushes.Add(1)
 	}
-}
-
-// stillValid refuses the caller of a call that lasts when its token was revoked since the call began. It may be a second old, like any look at a token.
-func (c *Controller) stillValid(ctx context.Context) error {
-	id := rights.From(ctx).Token
-	if id == "" {
-		return nil
-	}
-	_, err := c.token(ctx, id)
-	switch {
-	case errors.Is(err, errUnauthenticated):
-		return connect.NewError(connect.CodeUnauthenticated, err)
-	case err != nil:
-		return connect.NewError(connect.CodeUnavailable, err)
-	}
-	return nil
 }
 
 // readable moves the names that a caller may not read to the denied ones.

@@ -188,8 +188,9 @@ func TestHazard196_NamesOfOthersAreNotPushed(t *testing.T) {
 	require.Equal(t, connect.CodePermissionDenied, connect.CodeOf(w.stream.Err()), "%v", w.stream.Err())
 }
 
-// TestRevokedTokenWatchesNoNames: a stream of names ends before it tells the holder of a token of a change that was made when the token had been revoked.
-func TestRevokedTokenWatchesNoNames(t *testing.T) {
+// TestRevokedTokenWatchesNothing: streams of names and of the table end before they tell the holder of a token of a change that was made when the token
+// had been revoked.
+func TestRevokedTokenWatchesNothing(t *testing.T) {
 	_, etcd := store(t)
 	c, _ := start(t, controller.Config{Etcd: etcd, Token: "every role", Alone: true, LeaderTTL: time.Minute})
 	lead(t, c)
@@ -200,10 +201,21 @@ func TestRevokedTokenWatchesNoNames(t *testing.T) {
 	made := do(t, operator.CreateToken, &quarrypb.CreateTokenRequest{Role: "client"})
 	w := watchNames(t, as(made.Secret), "x")
 	w.next()
+	newAgent(t, "a", "/dc/r1/a", 1).join(operator)
+	table, err := as(made.Secret).WatchTable(t.Context(), connect.NewRequest(&quarrypb.WatchTableRequest{}))
+	require.NoError(t, err)
+	defer table.Close()
+	for table.Receive() && len(table.Msg().Nodes) == 0 { // the node's registration may be another message
+	}
 	do(t, operator.RevokeToken, &quarrypb.RevokeTokenRequest{Id: made.Token.Id})
 	do(t, operator.CreateName, &quarrypb.CreateNameRequest{Name: goodName("x")})
 	for w.stream.Receive() {
 		require.Empty(t, w.stream.Msg().Names)
 	}
 	require.Equal(t, connect.CodeUnauthenticated, connect.CodeOf(w.stream.Err()), "%v", w.stream.Err())
+	do(t, operator.CreateRegion, &quarrypb.CreateRegionRequest{Replicas: 1})
+	for table.Receive() {
+		require.Empty(t, table.Msg().Regions)
+	}
+	require.Equal(t, connect.CodeUnauthenticated, connect.CodeOf(table.Err()), "%v", table.Err())
 }

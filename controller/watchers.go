@@ -2,10 +2,12 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"connectrpc.com/connect"
 
+	"github.com/quarrystore/quarry/internal/rights"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
@@ -88,6 +90,9 @@ func (s *service) WatchTable(ctx context.Context, r *connect.Request[quarrypb.Wa
 			if err != nil {
 				return err
 			}
+			if err := s.c.stillValid(ctx); err != nil {
+				return err
+			}
 			if err := out.Send(seen.table(table)); err != nil {
 				return err
 			}
@@ -102,4 +107,20 @@ func (s *service) WatchTable(ctx context.Context, r *connect.Request[quarrypb.Wa
 			return ctx.Err()
 		}
 	}
+}
+
+// stillValid refuses the caller of a call that lasts when its token was revoked since the call began. It may be a second old, like any look at a token.
+func (c *Controller) stillValid(ctx context.Context) error {
+	id := rights.From(ctx).Token
+	if id == "" {
+		return nil
+	}
+	_, err := c.token(ctx, id)
+	switch {
+	case errors.Is(err, errUnauthenticated):
+		return connect.NewError(connect.CodeUnauthenticated, err)
+	case err != nil:
+		return connect.NewError(connect.CodeUnavailable, err)
+	}
+	return nil
 }
