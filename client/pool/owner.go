@@ -149,17 +149,43 @@ func (k *claim) change(ctx context.Context, n note) error {
 	defer cancel()
 	e, err := k.c.Names().Change(ctx, n.with(k.e))
 	if errors.Is(err, client.ErrUnknown) {
-		// If the entry has this note now, the change was made.
-		tidy, cancel := k.tidy()
-		defer cancel()
-		if now, is, lerr := lookup(tidy, k.c, k.e.Name); lerr == nil && is == n {
-			e, err = now, nil
-		}
+		e, err = k.settle(ctx, n, err)
 	}
 	if err == nil {
 		k.e, k.n = e, n
 	}
 	return k.because(err)
+}
+
+// settle finds out whether a change to n was made whose answer was lost. If the entry is as it was, settle gives it the
+// same contents and so another revision: the controllers refuse the lost change then, should it still reach them. ctx is
+// the caller's.
+func (k *claim) settle(ctx context.Context, n note, lost error) (client.Name, error) {
+	tidy, cancel := k.tidy()
+	defer cancel()
+	for range 2 { // the lost change may arrive between the look-up and the second change
+		e, now, err := lookup(tidy, k.c, k.e.Name)
+		if err != nil {
+			return client.Name{}, lost
+		}
+		if now == n {
+			return e, nil
+		}
+		if e.Revision != k.e.Revision {
+			return client.Name{}, lost
+		}
+		if e, err = k.c.Names().Change(tidy, e); err == nil {
+			k.e = e
+			if ctx.Err() != nil {
+				return client.Name{}, fmt.Errorf("pool %q was not changed: %w", e.Name, context.Cause(ctx))
+			}
+			return client.Name{}, fmt.Errorf("pool %q was not changed: %v", e.Name, lost) // %v: the outcome is known
+		}
+		if !errors.Is(err, client.ErrConflict) {
+			return client.Name{}, lost
+		}
+	}
+	return client.Name{}, lost
 }
 
 // own makes a token that of the pool's last writer.

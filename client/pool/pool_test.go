@@ -604,6 +604,29 @@ func TestCallerGivesUp(t *testing.T) {
 	require.ErrorIs(t, pool.Remove(t.Context(), b, "p"), client.ErrNoName)
 }
 
+// TestOpenWhoseRequestIsLate: the request of an Open that has returned an error does not take the pool, however late it
+// arrives.
+func TestOpenWhoseRequestIsLate(t *testing.T) {
+	c := testcluster.New(t, testcluster.Options{Nodes: 2})
+	a, line := lined(t, c)
+	b := c.Connect(client.Config{})
+	local := make([]byte, size)
+	p, err := pool.Create(t.Context(), a, "p", local, options(false))
+	require.NoError(t, err)
+	require.NoError(t, p.Close(t.Context()))
+
+	held, arrive := line.Late("SwapName")
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-held; cancel() }()
+	_, err = pool.Open(ctx, a, "p", local, nil)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NotErrorIs(t, err, client.ErrUnknown)
+	arrive()
+	p, err = pool.Open(t.Context(), b, "p", local, nil)
+	require.NoError(t, err)
+	require.NoError(t, p.Close(t.Context()))
+}
+
 // TestListOfDamagedPools: one pool that cannot be described does not hide the others.
 func TestListOfDamagedPools(t *testing.T) {
 	ctx := t.Context()

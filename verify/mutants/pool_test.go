@@ -17,6 +17,11 @@ var poolMutants = []mutant{
 		runs:  pools("TestOneOwner"),
 	},
 	{
+		name: "lost change under way", what: "says that a change was not made while its request may still arrive",
+		edits: []edit{{"client/pool.(*claim).settle", `if e, err = k.c.Names().Change(tidy, e); err == nil {`, `if err == nil {`}},
+		runs:  pools("TestOpenWhoseRequestIsLate"),
+	},
+	{
 		name: "sync trusts the primary", what: "leaves what the primary has and another replica has not",
 		edits: []edit{{"client/pool.(*Pool).Sync", `if same && alike {`, `if same {`}},
 		runs:  pools("TestReplicasThatDiffer"),

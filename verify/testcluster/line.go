@@ -1,6 +1,8 @@
 package testcluster
 
 import (
+	"bytes"
+	"context"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -25,6 +27,15 @@ type Line struct {
 	lose   func(method string) bool // see Lose; may be nil
 	broken func(method string) bool // see Break; may be nil
 	done   bool                     // broken: after the controller has carried the request out
+	late   *late                    // see Late; may be nil
+}
+
+// late is a request that has not arrived.
+type late struct {
+	method string
+	held   chan struct{} // closed when a request is held
+	arrive chan struct{} // closed when it may arrive
+	done   chan struct{} // closed when the controller has answered it
 }
 
 // Line makes a way to the controller.
@@ -41,7 +52,17 @@ func (c *Cluster) Line() *Line {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		l.mu.Lock()
 		open, lose, broken, done := l.open, l.lose, l.broken, l.done
+		late := l.late
+		if late != nil && late.method == path.Base(r.URL.Path) {
+			l.late = nil
+		} else {
+			late = nil
+		}
 		l.mu.Unlock()
+		if late != nil {
+			late.carry(c.T.Context(), proxy, r)
+			panic(http.ErrAbortHandler)
+		}
 		if lose != nil && lose(path.Base(r.URL.Path)) {
 			_, _ = io.Copy(io.Discard, r.Body) // or else the server does not see the connection end
 			<-r.Context().Done()
@@ -85,6 +106,34 @@ func (l *Line) Break(done bool, broken func(method string) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.broken, l.done = broken, done
+}
+
+// Late holds the next request of a method. held is closed when it is held; arrive carries it out and returns when the
+// controller has answered. The caller's connection ends without the answer.
+func (l *Line) Late(method string) (held <-chan struct{}, arrive func()) {
+	q := &late{method: method, held: make(chan struct{}), arrive: make(chan struct{}), done: make(chan struct{})}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.late = q
+	return q.held, func() { close(q.arrive); <-q.done }
+}
+
+// carry holds r and carries it out. The end of the caller's connection does not end it.
+func (q *late) carry(test context.Context, proxy http.Handler, r *http.Request) {
+	defer close(q.done)
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	close(q.held)
+	select {
+	case <-q.arrive:
+	case <-test.Done(): // it has failed
+		return
+	}
+	r = r.Clone(context.WithoutCancel(r.Context()))
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	proxy.ServeHTTP(httptest.NewRecorder(), r)
 }
 
 // Restore lets requests pass again, those that wait too.
