@@ -71,8 +71,6 @@ func (c *Client) crossing(n *quarrypb.Node, p *rail.Path) {
 	}
 }
 
-func isRefused(err error) bool { return errors.Is(err, rdma.ErrRefused) }
-
 // pathFailed notes that a path did not answer: for a while all lanes of the Client try it after the other paths to the node.
 func (c *Client) pathFailed(node string, p rail.Path, err error) {
 	if c.downs.Failed(p) {
