@@ -147,7 +147,8 @@ func (c *client) mark(obj int) {
 	c.leftNothing()
 }
 
-// noteMark notes a mark that a reconcile has made. The image that was lost is the one with the largest version below.
+// noteMark notes a mark that a reconcile has made. The image that was lost is the one with the largest version below; or with that of the
+// mark, where the slab has no version left above it.
 func (w *world) noteMark(mark proto.Ref) {
 	k := &w.check
 	p := w.mem(w.mirror.table.node[0])
@@ -156,8 +157,12 @@ func (w *world) noteMark(mark proto.Ref) {
 		return
 	}
 	var lost proto.ImageHeader
+	most := mark.Incarnation.Born() - 1
+	if most >= proto.MaxVersion-5 { // 4 versions are kept above a mark
+		most++
+	}
 	for place := range uint64(2) {
-		if h := proto.ParseImageHeader(k.headerOf(p, s, proto.MakeV(proto.StateLive, place))); h.Version >= lost.Version && h.Version < mark.Incarnation.Born() {
+		if h := proto.ParseImageHeader(k.headerOf(p, s, proto.MakeV(proto.StateLive, place))); h.Version >= lost.Version && h.Version <= most {
 			lost = h
 		}
 	}
