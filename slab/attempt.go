@@ -21,6 +21,10 @@ type attempt struct {
 	// chosen is the version of the change, where it was chosen with a look at all replicas (unmark); 0: nextVersion
 	// and nextTombstone choose it.
 	chosen uint64
+	// byHalf allows the reservation to READ the half of a PAIR slab alone that is expected to hold the active image.
+	byHalf bool
+	// part is what the reservation has READ.
+	part seenPart
 	// index is the object's place in the caller's list.
 	index int
 
@@ -34,7 +38,7 @@ type attempt struct {
 	// lost: the chain that was to reserve the slab had no answer.
 	lost bool
 	// seen is what was READ under the reservation, from off on, in the lane's memory: the
-	// whole slab, or V alone where a copier has READ the slab before.
+	// whole slab, but for what part leaves out, or V alone where a copier has READ the slab before.
 	seen []byte
 	off  uint64
 	// sight is what seen shows; v in it is V of the primary. Invariant: while the attempt

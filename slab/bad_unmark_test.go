@@ -117,8 +117,8 @@ func TestMarkOfAReconcileIsAboveAllImages(t *testing.T) {
 	dead, o := w.lane(1), w.lane(2)
 	ref := w.object(t, dead)
 	_, v := w.words(0, ref.Addr)
-	// CAS R and READ at P; the image at the backup, and not V.
-	require.True(t, diesBehind(dead, 2+1, true, func() { _ = update(dead.Lane, ref, []byte("dead")) }))
+	// CAS R and two READs at P; the image at the backup, and not V.
+	require.True(t, diesBehind(dead, 3+1, true, func() { _ = update(dead.Lane, ref, []byte("dead")) }))
 	w.lose(ref.Addr)
 	left := proto.ParseImageHeader(w.Nodes[1].Memory.Bytes()[pairSlab(w.World, ref).ImageOff(v.Version()+1):]).Version
 	require.Greater(t, left, v.Version())

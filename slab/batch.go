@@ -85,7 +85,7 @@ func (l *Lane) gatherReads(refs []proto.Ref, next int, fn func(i int, payload []
 		if k.reg.Local {
 			most = localBytes
 		}
-		if k.planWhole(); k.bytes >= halfBytes || !k.reg.Local {
+		if k.planWhole(); k.bytes >= l.halves.from || !k.reg.Local {
 			l.planHalf(&k)
 		}
 		if len(b.readings) > 0 && bytes+k.bytes > most {

@@ -1,11 +1,14 @@
 package slab
 
-import "github.com/quarrystore/quarry/proto"
+import (
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+)
 
 const (
-	// halfBytes is the slab size from which a single Read takes half a slab: below,
+	// halfBytes is the slab size from which a single Read, and a reservation, takes half a slab: below,
 	// the bytes saved are worth less than the round that a wrong guess costs. A
-	// batch gains from halves of any size, because one more round serves them all.
+	// batch of READs gains from halves of any size, because one more round serves them all.
 	halfBytes = 4 << 10
 
 	// A million slabs, more than a region has of those of 2 KiB, are told apart.
@@ -24,7 +27,12 @@ const (
 type halves struct {
 	even   [parityPages]*[parityPageBits / 64]uint64 // bit set: version last seen was even; nil: none set
 	credit int                                       // of right guesses less the fines of wrong ones; below 0 slabs are READ whole
+	from   int                                       // bytes of the smallest slab of which a single operation READs half
 }
+
+// ReadHalvesFrom makes Read, Update and Free READ halves of slabs of at least so many bytes, which is 4 KiB otherwise.
+// The simulators do that with all slabs.
+func (l *Lane) ReadHalvesFrom(bytes int) { l.halves.from = bytes }
 
 // bit is the place of o's slab: the page, the word in it, and the bit in that. The factors for
 // regions and classes are odd, so that few of them begin in the same page.
@@ -91,6 +99,73 @@ func (h *halves) expect(o *object, v proto.V) {
 }
 
 // follows says whether halves of o's slab are ever READ: only then its parity is kept.
-func (*halves) follows(o *object) bool {
-	return o.slab.Kind == proto.Pair && !(o.reg.Local && o.slab.Class.Bytes() < halfBytes)
+func (h *halves) follows(o *object) bool {
+	return o.slab.Kind == proto.Pair && !(o.reg.Local && o.slab.Class.Bytes() < h.from)
+}
+
+// seenPart is the part of a slab that a reservation has READ.
+type seenPart uint8
+
+const (
+	seenWhole seenPart = iota
+	seenEven           // R, V, the image of even versions, and the header of the other one
+	seenOdd            // R, V, the image of odd versions, and the header of the other one
+)
+
+// verbs is the number of READs of a part.
+func (p seenPart) verbs() int {
+	if p == seenOdd {
+		return 2
+	}
+	return 1
+}
+
+// expectPart sets the part of the slab that the attempt's reservation READs. The version of the change depends on the header of
+// the image that V does not name, so that is always READ: see nextVersion.
+func (l *Lane) expectPart(a *attempt) {
+	a.part = seenWhole
+	if !a.byHalf || a.slab.Kind != proto.Pair || a.slab.Class.Bytes() < l.halves.from || l.halves.credit < 0 {
+		return
+	}
+	if a.part = seenOdd; l.halves.isEven(&a.object) {
+		a.part = seenEven
+	}
+}
+
+// readPart appends the READ of a.part to a chain. Every byte gets its own place in a.seen.
+func (a *attempt) readPart(c *rdma.Chain) {
+	switch a.part {
+	case seenEven: // the other header follows V
+		_, n := a.slab.Half(0)
+		c.Read(a.off, a.seen[:n+proto.ImageHeaderBytes])
+	case seenOdd:
+		off, n := a.slab.Half(1)
+		c.Read(a.off, a.seen[:proto.ImageHeaderBytes])
+		c.Read(off, a.seen[off-a.off:][:n])
+	default:
+		c.Read(a.off, a.seen)
+	}
+}
+
+// lacks says whether V in a.seen names an image that was not READ.
+func (a *attempt) lacks() bool {
+	if a.part == seenWhole {
+		return false
+	}
+	_, v := a.slab.Words(a.seen)
+	return v.State() == proto.StateLive && (v.Version()&1 == 0) != (a.part == seenEven)
+}
+
+// readOther READs the image that V names, if the reservation has READ the other one: one more round. nil: a.seen has what V
+// names. Errors are those of again.
+// Preconditions: R is held, so that neither V nor that image changes.
+func (l *Lane) readOther(a *attempt) error {
+	if !a.lacks() {
+		return nil
+	}
+	err := l.repeatHeld(a, func() { l.round.Chain(a.reg.P()).Read(a.off, a.seen) })
+	if err == nil {
+		a.part = seenWhole
+	}
+	return err
 }

@@ -75,7 +75,7 @@ func NewLane(p Port) (*Lane, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Lane{port: p, copyBytes: copyBytes, unclear: proto.TagEncrypted, word: small[:16]}
+	l := &Lane{port: p, halves: halves{from: halfBytes}, copyBytes: copyBytes, unclear: proto.TagEncrypted, word: small[:16]}
 	for i := range l.words {
 		l.words[i] = small[16+8*i : 24+8*i]
 		l.marks[i] = small[16+8*MaxListed+replicaMarks*i:][:replicaMarks]

@@ -194,7 +194,7 @@ func (l *Lane) readOnce(k *reading, ref proto.Ref, half bool) error {
 	if err != nil {
 		return err
 	}
-	if k.planWhole(); half && k.bytes >= halfBytes {
+	if k.planWhole(); half && k.bytes >= l.halves.from {
 		l.planHalf(k)
 	}
 	if k.buf, err = l.buffer(&l.slab, k.bytes); err != nil {
@@ -232,7 +232,7 @@ func (l *Lane) Prefetch(reg *Region, ref proto.Ref) {
 		return
 	}
 	k := reading{object: object{ref: ref, reg: reg, slab: proto.Slab{Off: uint64(ref.Addr.Off()), Class: h.Class(), Kind: h.Kind()}}}
-	if k.planWhole(); k.bytes >= halfBytes {
+	if k.planWhole(); k.bytes >= l.halves.from {
 		l.planHalf(&k)
 	}
 	reg.Near.Prefetch(&reg.P().Window, k.off, min(k.bytes, prefetchBytes))

@@ -11,8 +11,9 @@ import (
 // of the port ends the wait long before, but in the simulator deadlines are long.
 const maxHeld = 100_000
 
-// reserve takes the slab's reservation and READs the slab whole, in one round: step 1 of Update,
-// Free and repairs. While another session holds the slab it waits if that session is alive, and
+// reserve takes the slab's reservation and READs the slab, in one round: step 1 of Update,
+// Free and repairs. Of a large PAIR slab Update and Free READ the half alone that is expected to hold the active image, with
+// the header of the other one; a wrong guess costs one more round. While another session holds the slab it waits if that session is alive, and
 // takes the slab over if its fence is certified.
 //
 // nil: the attempt holds R, a.seen is the slab, a.v is V of every in-sync replica, and the active
@@ -94,16 +95,23 @@ func (l *Lane) reserveOnce(a *attempt, ref proto.Ref) error {
 	if err := l.seeWhole(a); err != nil {
 		return err
 	}
+	l.expectPart(a)
 	l.reserveRound(a)
 	if a.lost {
 		return l.settleReserve(a)
 	}
 	if a.holder != 0 {
+		if a.lacks() {
+			return errHeld
+		}
 		// If the object is gone there is nothing to wait for.
 		if l.inspect(&a.object, a.slab.Off, a.seen, &a.sight); a.state == imageFreed && !a.open {
 			return l.answer(ErrFreed)
 		}
 		return errHeld
+	}
+	if err := l.readOther(a); err != nil {
+		return err
 	}
 	return l.judge(a)
 }
@@ -115,16 +123,16 @@ func (l *Lane) seeWhole(a *attempt) (err error) {
 	return err
 }
 
-// reserveRound posts step 1 of attempts: CAS R from 0, and a READ of a.seen behind it. It
+// reserveRound posts step 1 of attempts: CAS R from 0, and the READ of a.part behind it. It
 // sets a.lost where there was no answer, and otherwise a.holder: 0 if the attempt holds the
 // slab now.
 func (l *Lane) reserveRound(as ...*attempt) {
 	l.round.Reset()
 	for _, a := range as {
 		a.r = l.port.Reservation()
-		i, c := l.chainFor(a.reg.P(), 2)
+		i, c := l.chainFor(a.reg.P(), 1+a.part.verbs())
 		a.chain, a.verb = i, takeR(c, a, 0)
-		c.Read(a.off, a.seen)
+		a.readPart(c)
 	}
 	l.do()
 	for _, a := range as {

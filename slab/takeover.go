@@ -46,8 +46,8 @@ func (l *Lane) readReplicas(a *attempt) {
 	for i := range a.reg.N {
 		var c *rdma.Chain
 		if i == 0 {
-			c = l.round.At(0)
-			c.Read(a.off, a.seen)
+			c, a.part = l.round.At(0), seenWhole
+			a.readPart(c)
 		} else if c = l.round.Chain(a.reg.To[i]); a.opens() {
 			l.readMarks(c, a, i)
 		} else {

@@ -35,7 +35,7 @@ func (l *Lane) Overwrite(ref proto.Ref, f func(old []byte, info *Info) ([]byte, 
 // update is Update, with reveal, and Overwrite.
 func (l *Lane) update(ref proto.Ref, reveal bool, f func(old []byte, info *Info) ([]byte, error)) (Info, error) {
 	for tries, waits := 1, 0; ; {
-		var a attempt
+		a := attempt{byHalf: true}
 		if err := l.reserve(&a, ref); err != nil {
 			return Info{}, err
 		}
@@ -201,7 +201,7 @@ func (l *Lane) FreeVersion(ref proto.Ref, version uint64, keep bool) (c Claim, l
 
 // free is Free, and FreeVersion unless version is 0: versions start at 1.
 func (l *Lane) free(ref proto.Ref, version uint64, keep bool) (c Claim, last []byte, info Info, err error) {
-	return l.freeAttempt(ref, attempt{anyKind: true}, version, keep)
+	return l.freeAttempt(ref, attempt{anyKind: true, byHalf: true}, version, keep)
 }
 
 // nextTombstone is the version of a Free of the slab that the attempt holds, or of a mark.

@@ -192,6 +192,16 @@ var engineMutants = []mutant{
 		edits: []edit{{"slab.nextVersion", `left >= n && left-n < maxSkip`, `false && left >= n`}},
 		runs:  []run{schedules(sim.Options{Script: sim.SlowReader(), Clients: 3, Slabs: 1, Replicas: 1, AnyScheduler: true}, 40000)},
 	},
+	{
+		name: "other header not READ", what: "chooses the next version without the header of the half that was not READ",
+		edits: []edit{{"slab.(*attempt).readPart", `c.Read(a.off, a.seen[:proto.ImageHeaderBytes])`, ``}},
+		runs:  []run{tests("slab", "^(TestHazard254_HeaderOfTheOtherHalf|TestReserveReadsHalf)$")},
+	},
+	{
+		name: "wrong half kept", what: "goes by the half that V does not name",
+		edits: []edit{{"slab.(*Lane).readOther", `if !a.lacks() {`, `if true {`}},
+		runs:  []run{tests("slab", "^TestReserveReadsHalf$")},
+	},
 
 	// Order and persistence of verbs.
 	{

@@ -93,6 +93,9 @@ func (c *client) reset() {
 		if c.lane, err = slab.NewLane(c); err != nil { // a new lane, without state of the schedule before
 			panic(err)
 		}
+		if c.w.d.halves {
+			c.lane.ReadHalvesFrom(0)
+		}
 	}
 }
 

@@ -59,5 +59,5 @@ func TestSilentSessionHoldsUpNoFailover(t *testing.T) {
 	require.NotZero(t, m.stats.Faults[withholdAck])
 	require.NotZero(t, rep.Coverage.Epochs)
 	t.Logf("longest gap: %d hundredths of a lease", m.stats.LongestGap)
-	require.Less(t, m.stats.LongestGap, int64(500), "two leases of patience, one until its lease is over, and messages that get lost")
+	require.Less(t, m.stats.LongestGap, int64(1000), "two leases of patience, one until its lease is over, and messages that get lost; the node is away for 40")
 }

@@ -142,6 +142,7 @@ type drawn struct {
 	shareHot                             bool        // all clients work on one object
 	noShadows                            bool        // with Full: an object has the shadow block
 	partly                               bool        // with Bad: images are damaged at some replicas too
+	halves                               bool        // slabs of any size are READ by halves
 }
 
 const (
