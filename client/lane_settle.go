@@ -48,6 +48,9 @@ func (l *lane) Settle(_ *slab.Region, r *rdma.Round) error {
 	}
 }
 
+// Holds lets a call that must end settle rounds that have only READ, because its operation holds a slab; see slab.Holder.
+func (l *lane) Holds() { l.unsettled = true }
+
 // settleChains tries once to settle every failed chain of a round. again: one of them may still
 // run.
 func (l *lane) settleChains(r *rdma.Round, attempt int) (again bool, err error) {

@@ -53,6 +53,11 @@ type Port interface {
 	Buffer(n int) ([]byte, error)
 }
 
+// Holder is implemented by ports that end a call early whose failed round has only READ, as when its deadline has passed. Holds says that the
+// operation holds a slab, which it has to release before the call ends: a failed round is settled as one that may have changed memory. It is
+// called ahead of Settle, and is forgotten with the next Pause.
+type Holder interface{ Holds() }
+
 // Epochs is implemented by ports that know of an epoch before its region can be used. Without it a program learns from Region alone that an
 // epoch is over, and so not before the next one is open.
 type Epochs interface {

@@ -243,6 +243,9 @@ func (l *Lane) hasLaterEpoch(a *attempt) bool {
 // is the same, and the round may be repeated. errAgain: the epoch is over, and the reservation
 // with it. Another error has ended the session.
 func (l *Lane) again(a *attempt) error {
+	if p, ok := l.port.(Holder); ok {
+		p.Holds()
+	}
 	if err := l.settle(a.reg); err != nil {
 		return l.abandon(a, err)
 	}

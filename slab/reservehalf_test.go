@@ -2,12 +2,15 @@ package slab_test
 
 import (
 	"bytes"
+	"context"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/alloc"
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/slab"
 	"github.com/quarrystore/quarry/verify/slabtest"
 )
@@ -92,4 +95,48 @@ func TestHazard254_HeaderOfTheOtherHalf(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, v+3, info.Version)
 	}
+}
+
+// endedCall is a port whose call has to end: a failed round that has only READ is not settled, unless the operation holds a slab.
+type endedCall struct {
+	*slabtest.Port
+	lose, holds bool
+}
+
+func (p *endedCall) Holds() { p.holds = true }
+
+func (p *endedCall) Do(r *rdma.Round) {
+	if p.lose && r.Len() == 1 && readsOnly(r.At(0)) {
+		p.lose, r.At(0).Err = false, rdma.ErrBroken
+		return
+	}
+	p.Port.Do(r)
+}
+
+func (p *endedCall) Settle(reg *slab.Region, r *rdma.Round) error {
+	if readsOnly(r.At(0)) && !p.holds {
+		return context.DeadlineExceeded
+	}
+	return p.Port.Settle(reg, r)
+}
+
+func readsOnly(c *rdma.Chain) bool {
+	return !slices.ContainsFunc(c.Verbs, func(v rdma.Verb) bool { return v.Op != rdma.Read })
+}
+
+// TestHazard255_CallEndsWhileItHolds: the deadline of a call passes in a round that only READs, while the call holds a slab. It has time to go on, and its
+// session does not end.
+func TestHazard255_CallEndsWhileItHolds(t *testing.T) {
+	w := slabtest.New(t, 1)
+	p, other := &endedCall{Port: w.Lane(1)}, w.Lane(2)
+	var err error
+	p.Lane, err = slab.NewLane(p)
+	require.NoError(t, err)
+	ref, _ := bigObject(t, other)
+	require.NoError(t, update(p.Lane, ref, make([]byte, 1900)))
+	require.NoError(t, update(other.Lane, ref, make([]byte, 1900))) // p expects the other half from now on
+	p.lose = true
+	require.NoError(t, update(p.Lane, ref, make([]byte, 1900)))
+	require.NoError(t, p.Ended)
+	require.False(t, p.lose)
 }

@@ -202,6 +202,11 @@ var engineMutants = []mutant{
 		edits: []edit{{"slab.(*Lane).readOther", `if !a.lacks() {`, `if true {`}},
 		runs:  []run{tests("slab", "^TestReserveReadsHalf$")},
 	},
+	{
+		name: "READ under a reservation given up", what: "ends the session when a deadline passes in a READ under a reservation",
+		edits: []edit{{"slab.(*Lane).again", `p.Holds()`, `_ = p`}},
+		runs:  []run{tests("slab", "^TestHazard255_CallEndsWhileItHolds$")},
+	},
 
 	// Order and persistence of verbs.
 	{
