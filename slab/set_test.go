@@ -1,6 +1,7 @@
 package slab_test
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -411,6 +412,104 @@ func TestHazard209_EpochEndsWhileAWriteWaits(t *testing.T) {
 	b, _, err := p.lane.Read(refs[1], nil)
 	require.NoError(t, err)
 	require.Equal(t, number(0), b)
+}
+
+// loseWhileWaiting has the epoch of region 1 end, and its object change, when a lane asks for region 2 the n-th time from now.
+func loseWhileWaiting(t *testing.T, p *regions, worlds [2]*slabtest.World, first proto.Ref, n int) {
+	p.onSecond = func() {
+		if n--; n == 0 {
+			p.onSecond = nil
+			reopen(p.Port, first)
+			require.NoError(t, update(worlds[0].Lane(3).Lane, first, number(9)))
+		}
+	}
+}
+
+// requireNotWritten has a lane that holds two objects write the second one, of region 2, and requires that nothing is changed because the
+// set has been lost meanwhile.
+func requireNotWritten(t *testing.T, p *regions, refs []proto.Ref, payload []byte) {
+	was, _, err := p.lane.Held(1)
+	require.NoError(t, err)
+	was = bytes.Clone(was)
+	errs := make([]error, 1)
+	p.lane.WriteHeld([]int{1}, [][]byte{payload}, errs)
+	require.Nil(t, p.onSecond, "nothing has been lost")
+	require.ErrorIs(t, errs[0], slab.ErrHoldLost)
+	require.NotErrorIs(t, errs[0], slab.ErrUnknown)
+	require.ErrorIs(t, p.lane.Drop(), slab.ErrHoldLost)
+	b, _, err := p.lane.Read(refs[1], nil)
+	require.NoError(t, err)
+	require.Equal(t, was, b)
+}
+
+// Hazard 209: a STAGED object of a set needs a shadow, and the lane claims slabs first. The epoch of another region of the set ends meanwhile: nothing
+// is changed.
+func TestHazard209_EpochEndsWhileAShadowIsClaimed(t *testing.T) {
+	worlds, refs := twoRegions(t, 1)
+	staged, err := worlds[1].Lane(100).Alloc.Alloc(make([]byte, 128), stagedWant(128))
+	require.NoError(t, err)
+	refs[1] = proto.Ref{Addr: proto.MakeAddr(2, staged.Addr.Off()), Incarnation: staged.Incarnation}
+	p := laneOf(t, worlds, 1)
+	_, err = alloc.New(p.lane, p) // lends its claims to the lane
+	require.NoError(t, err)
+	require.NoError(t, p.lane.Hold(refs))
+	loseWhileWaiting(t, p, worlds, refs[0], 2) // the first time is the look at the set
+	requireNotWritten(t, p, refs, bytes.Repeat([]byte{1}, 128))
+	require.Zero(t, heldBy(worlds[1], staged))
+}
+
+// Hazard 209: the region of the STAGED object is full, and the answer to the reservation of a staging slab is lost. The epoch of another region of the
+// set ends before the connection is there again: nothing is changed, and the staging slab is given back.
+func TestHazard209_EpochEndsWhileAStagingSlabIsBorrowed(t *testing.T) {
+	worlds, refs := twoRegions(t, 1)
+	staged := fullRegion(t, worlds[1].Lane(100), false)[0]
+	refs[1] = proto.Ref{Addr: proto.MakeAddr(2, staged.Addr.Off()), Incarnation: staged.Incarnation}
+	p := laneOf(t, worlds, 1)
+	_, err := alloc.New(p.lane, p)
+	require.NoError(t, err)
+	require.NoError(t, update(p.lane, refs[1], filled(1))) // formats the staging block, and learns that the region is full
+	require.NoError(t, p.lane.Hold(refs))
+	p.AfterDo = func(_ int, r *rdma.Round) {
+		p.AfterDo = nil
+		r.At(0).Err = rdma.ErrBroken
+		loseWhileWaiting(t, p, worlds, refs[0], 1)
+	}
+	requireNotWritten(t, p, refs, filled(2))
+	rs, _ := stagingWords(worlds[1])
+	require.Equal(t, make([]proto.R, len(rs)), rs)
+	require.Zero(t, heldBy(worlds[1], staged))
+}
+
+// Hazard 209: the lease ends while a shadow is claimed. The write is refused, the set is held as before, and written when there is a lease again.
+func TestHazard209_LeaseEndsWhileAShadowIsClaimed(t *testing.T) {
+	w := slabtest.New(t, 1)
+	ref, err := w.Lane(100).Alloc.Alloc(make([]byte, 128), stagedWant(128))
+	require.NoError(t, err)
+	p := w.Lane(1)
+	require.NoError(t, p.Lane.Hold([]proto.Ref{ref}))
+	p.Lane.LendShadows(leaseless{p.Alloc, p})
+	errs := make([]error, 1)
+	write := func() { p.Lane.WriteHeld([]int{0}, [][]byte{bytes.Repeat([]byte{1}, 128)}, errs) }
+	write()
+	require.ErrorIs(t, errs[0], slab.ErrLease)
+	b, _, err := p.Lane.Held(0)
+	require.NoError(t, err)
+	require.Equal(t, make([]byte, 128), b)
+	p.Lease.Store(true)
+	write()
+	require.NoError(t, errs[0])
+	require.NoError(t, p.Lane.Drop())
+}
+
+// leaseless claims, and the lease ends meanwhile.
+type leaseless struct {
+	*alloc.Allocator
+	p *slabtest.Port
+}
+
+func (s leaseless) ClaimShadows(reg *slab.Region, class proto.Class) error {
+	defer s.p.Lease.Store(false)
+	return s.Allocator.ClaimShadows(reg, class)
 }
 
 // Hazard 210: a STAGED object of a set is to be written in a full region, and others have all staging slabs. The write is refused, the set stays

@@ -26,11 +26,7 @@ func (l *Lane) Held(i int) ([]byte, Info, error) {
 func (l *Lane) WriteHeld(at []int, payloads [][]byte, errs []error) {
 	l.Rest()
 	for next := 0; next < len(at); {
-		err := l.setWhole()
-		if err == nil {
-			err = l.answer(nil) // without a lease others may have changed an object of the set
-		}
-		if err != nil {
+		if err := l.wholeNow(); err != nil {
 			for k := next; k < len(at); k++ {
 				errs[k] = err
 			}
@@ -40,7 +36,16 @@ func (l *Lane) WriteHeld(at []int, payloads [][]byte, errs []error) {
 	}
 }
 
+// wholeNow is setWhole, and the lease too: without it others may have changed an object of the set.
+func (l *Lane) wholeNow() error {
+	if err := l.setWhole(); err != nil {
+		return err
+	}
+	return l.answer(nil)
+}
+
 // writeSome writes as many of the first members as fit one round, and returns their number.
+// Preconditions: the set has just been found whole.
 func (l *Lane) writeSome(at []int, payloads [][]byte, errs []error) (n int) {
 	s := l.set
 	s.some = s.some[:0]
@@ -64,14 +69,14 @@ func (l *Lane) writeSome(at []int, payloads [][]byte, errs []error) (n int) {
 			if len(s.some) > 0 {
 				break // others have the lane's claims: it goes first in the next round
 			}
-			err = l.shadowHolding(a, imgs[size:])
+			if err = l.shadowWhole(a, imgs[size:]); err != nil {
+				errs[n] = err
+				return n + 1 // it may have waited: WriteHeld looks at the set again before anything else is written
+			}
 		}
 		if errs[n] = err; err == nil {
 			s.some = append(s.some, a)
 			imgs = imgs[size+redoBytes(a.slab):]
-		}
-		if s.lost != nil {
-			return n + 1
 		}
 	}
 	if len(s.some) == 0 {
@@ -111,6 +116,19 @@ func (l *Lane) stageMember(a *attempt, space, payload []byte) error {
 		return err
 	}
 	return l.stageRedo(a, space[size:], l.set.some)
+}
+
+// shadowWhole is shadowHolding with another look at the set behind it, for H2: the lane may have waited, for the region or for the answer to a
+// round, and the epoch of another member's region, or the lease, may have ended meanwhile. On an error the lane holds no staging slab.
+func (l *Lane) shadowWhole(a *attempt, space []byte) error {
+	if err := l.shadowHolding(a, space); err != nil {
+		return err
+	}
+	err := l.wholeNow()
+	if err != nil && a.staging.Off != 0 {
+		_ = l.giveBack(a) // an error has ended the session, or the epoch
+	}
+	return err
 }
 
 // shadowHolding finds a slab for the image of a STAGED member, while the lane holds the set: it waits for no other session's slab. ErrBusy: there is none.

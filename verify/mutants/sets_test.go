@@ -58,7 +58,7 @@ var setMutants = []mutant{
 	},
 	{
 		name: "set written without a lease", what: "changes objects of a set while others may have been changed by a session that a failover has not waited for",
-		edits: []edit{{"slab.(*Lane).WriteHeld", `err = l.answer(nil)`, ``}},
+		edits: []edit{{"slab.(*Lane).wholeNow", `l.answer(nil)`, `nil`}},
 		runs:  []run{tests("slab", "^TestHazard187_LeaseEndsUnderASet$")},
 	},
 	{
@@ -75,6 +75,16 @@ var setMutants = []mutant{
 		name: "set looked at once", what: "writes to a set when it has waited for a region without another look at the others",
 		edits: []edit{{"slab.(*Lane).setWhole", `again || reg != a.reg`, `false`}},
 		runs:  []run{tests("slab", "^TestHazard209_EpochEndsWhileAWriteWaits$")},
+	},
+	{
+		name: "set not looked at behind a shadow", what: "writes a STAGED member of a set when it has claimed slabs for it, without another look at the others",
+		edits: []edit{{"slab.(*Lane).shadowWhole", `err := l.wholeNow()`, `err := error(nil)`}},
+		runs:  []run{tests("slab", "^TestHazard209_EpochEndsWhileAShadowIsClaimed$")},
+	},
+	{
+		name: "staging slab of a lost set kept", what: "keeps the staging slab of a member that is not written because the set is lost",
+		edits: []edit{{"slab.(*Lane).shadowWhole", `a.staging.Off != 0`, `false`}},
+		runs:  []run{tests("slab", "^TestHazard209_EpochEndsWhileAStagingSlabIsBorrowed$")},
 	},
 	{
 		name: "member refused a staging slab is kept", what: "takes the holder of a staging slab for that of the member's slab",
