@@ -23,6 +23,7 @@ import (
 	"github.com/quarrystore/quarry/internal/etcdembed"
 	"github.com/quarrystore/quarry/internal/httpserver"
 	"github.com/quarrystore/quarry/internal/keyring"
+	wire "github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -202,7 +203,7 @@ func newAgent(t testing.TB, name, domain string, incarnation uint64) *agent {
 	a.srv = httptest.NewServer(mux)
 	t.Cleanup(a.srv.Close)
 	a.rec = &quarrypb.Node{
-		Name: name, FailureDomain: domain, Incarnation: incarnation, AgentUrl: a.srv.URL, CapacityBytes: 1 << 40, Domain: 1, Key: publicKey[:],
+		Name: name, FailureDomain: domain, Incarnation: incarnation, AgentUrl: a.srv.URL, CapacityBytes: 1 << 40, Domain: 1, Key: publicKey[:], Fabric: wire.FabricVersion,
 		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: "127.0.0.1:1"}},
 	}
 	return a

@@ -14,6 +14,7 @@ import (
 	"github.com/quarrystore/quarry/controller"
 	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/internal/identity"
+	wire "github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/verify/certs"
@@ -30,7 +31,7 @@ func over(t *testing.T, src *identity.Source, url, token string) rpc {
 }
 
 func node(name, url string, incarnation uint64) *quarrypb.RegisterNodeRequest {
-	return &quarrypb.RegisterNodeRequest{Node: &quarrypb.Node{Name: name, FailureDomain: "/a/b/" + name, Incarnation: incarnation, AgentUrl: url, CapacityBytes: 1 << 40, Domain: 1, Key: publicKey[:],
+	return &quarrypb.RegisterNodeRequest{Node: &quarrypb.Node{Name: name, FailureDomain: "/a/b/" + name, Incarnation: incarnation, AgentUrl: url, CapacityBytes: 1 << 40, Domain: 1, Key: publicKey[:], Fabric: wire.FabricVersion,
 		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: "127.0.0.1:1"}}}}
 }
 

@@ -13,6 +13,10 @@ const (
 	// LayoutVersion changes with any change of the format, and the fabric version with it:
 	// clients read no region header.
 	LayoutVersion = 2
+	// FabricVersion rises with LayoutVersion, too: a client that has been welcomed changes memory as its own layout says.
+	FabricVersion = 4
+	// FabricOfLayout1 is the last fabric version of layout version 1.
+	FabricOfLayout1 = 3
 )
 
 var regionMagic = [8]byte{'Q', 'U', 'A', 'R', 'R', 'Y', '\r', '\n'}
@@ -93,6 +97,14 @@ var (
 
 // WayOver says how data get from one layout version to another.
 const WayOver = "write its trees to files with the build that it belongs to (quarry kv dump), and load them with this one into a new cluster or folder (quarry kv load)"
+
+// WayFrom says what to do about a peer that speaks another version of the fabric.
+func WayFrom(fabric uint32) string {
+	if fabric > FabricOfLayout1 {
+		return ""
+	}
+	return "; the peer has layout version 1: " + WayOver
+}
 
 // Encode returns the header with its checksum, zero-padded to RegionHeaderBytes.
 func (h *RegionHeader) Encode() []byte {

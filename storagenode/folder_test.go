@@ -106,6 +106,11 @@ func TestBadFoldersAreRefusedUntouched(t *testing.T) {
 		{"earlier layout", []string{"region-00000001.quarry", "layout of another version: 1, this build reads 2", "quarry kv dump", "quarry kv load"}, func(t *testing.T, dir string) {
 			poke(t, regionFile(dir, 1), 8, 1)
 		}},
+		{"of the last build of layout 1", []string{"region-00000001.quarry", "layout of another version: 1, this build reads 2", "quarry kv dump", "quarry kv load"}, func(t *testing.T, dir string) {
+			head, err := os.ReadFile("testdata/layout1-header.bin")
+			require.NoError(t, err)
+			poke(t, regionFile(dir, 1), 0, head...)
+		}},
 		{"empty", []string{"region-00000001.quarry", "0 bytes", "truncated"}, func(t *testing.T, dir string) {
 			require.NoError(t, os.Truncate(regionFile(dir, 1), 0))
 		}},

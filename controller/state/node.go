@@ -119,6 +119,9 @@ func (m *Machine) registerNode(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 		m.fail(waiter, errorf(Busy, "node %s: another registration of that name is being checked; try again", r.Node.Name))
 	case n != nil && n.rec.State == nodeDown:
 		m.fail(waiter, errorf(Precondition, "node %s has been removed from the cluster: take it back with quarry node add %s, or give this one another name", n.rec.Name, n.rec.Name))
+	case (n == nil || n.rec.Incarnation != r.Node.Incarnation) && fabricOf(r.Node) != wire.FabricVersion:
+		// An incarnation that serves already goes on, so that its data can still be read by those who speak its version.
+		m.fail(waiter, errorf(Precondition, "node %s speaks version %d of the fabric, this cluster's controllers %d%s", r.Node.Name, fabricOf(r.Node), wire.FabricVersion, wire.WayFrom(fabricOf(r.Node))))
 	case n == nil:
 		m.admit(waiter, r)
 	case n.rec.Incarnation == r.Node.Incarnation && !sameAddresses(n.rec, r.Node, len(r.Secret) > 0):
@@ -131,6 +134,18 @@ func (m *Machine) registerNode(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 		// The name has had another incarnation. Only if that is over may this one begin.
 		m.probeFormer(waiter, r, n)
 	}
+}
+
+// fabricOf is the version of the fabric that a node speaks which registers. The first builds of version 4 did not say it; those of the versions
+// before did not say what a loss of power leaves either.
+func fabricOf(n *quarrypb.Node) uint32 {
+	switch {
+	case n.Fabric != 0:
+		return n.Fabric
+	case n.Persistence != nil:
+		return wire.FabricOfLayout1 + 1
+	}
+	return wire.FabricOfLayout1
 }
 
 // probeFormer calls the incarnation of n that registered before, and admits the new one of r unless the former

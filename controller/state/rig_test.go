@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/quarrystore/quarry/internal/keyring"
+	wire "github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/slab"
 )
@@ -304,7 +305,7 @@ func (r *rig) answerProbes() {
 func testNode(name, domain string, incarnation uint64) *quarrypb.Node {
 	return &quarrypb.Node{
 		Name: name, FailureDomain: domain, Incarnation: incarnation, AgentUrl: "http://" + name + ":1",
-		CapacityBytes: 1 << 30, Persistent: true, Domain: 1,
+		CapacityBytes: 1 << 30, Persistent: true, Domain: 1, Fabric: wire.FabricVersion,
 		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: name + ":2"}},
 	}
 }

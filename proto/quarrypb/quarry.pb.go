@@ -636,6 +636,7 @@ type Node struct {
 	Persistence    *Persistence `protobuf:"bytes,20,opt,name=persistence,proto3" json:"persistence,omitempty"`                                     // what the memory of its regions really has; absent: the node does not say
 	Numa           *Numa        `protobuf:"bytes,21,opt,name=numa,proto3" json:"numa,omitempty"`                                                   // absent: a node of an earlier version
 	MissingRegions []uint32     `protobuf:"varint,22,rep,packed,name=missing_regions,json=missingRegions,proto3" json:"missing_regions,omitempty"` // numbers of regions whose files were in its folder before, and were missing when it started
+	Fabric         uint32       `protobuf:"varint,23,opt,name=fabric,proto3" json:"fabric,omitempty"`                                              // proto.FabricVersion of its build; 0: an earlier version
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -822,6 +823,13 @@ func (x *Node) GetMissingRegions() []uint32 {
 		return x.MissingRegions
 	}
 	return nil
+}
+
+func (x *Node) GetFabric() uint32 {
+	if x != nil {
+		return x.Fabric
+	}
+	return 0
 }
 
 // Persistence says what a loss of power leaves of a node's regions, for people.
@@ -9793,7 +9801,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x04rail\x18\x05 \x01(\tR\x04rail\x12\x17\n" +
 	"\x04numa\x18\x06 \x01(\rH\x00R\x04numa\x88\x01\x01\x12\x1a\n" +
 	"\bmegabits\x18\a \x01(\rR\bmegabitsB\a\n" +
-	"\x05_numa\"\x92\x06\n" +
+	"\x05_numa\"\xaa\x06\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
@@ -9822,7 +9830,8 @@ const file_quarry_proto_rawDesc = "" +
 	"secretHash\x128\n" +
 	"\vpersistence\x18\x14 \x01(\v2\x16.quarry.v1.PersistenceR\vpersistence\x12#\n" +
 	"\x04numa\x18\x15 \x01(\v2\x0f.quarry.v1.NumaR\x04numa\x12'\n" +
-	"\x0fmissing_regions\x18\x16 \x03(\rR\x0emissingRegionsB\x12\n" +
+	"\x0fmissing_regions\x18\x16 \x03(\rR\x0emissingRegions\x12\x16\n" +
+	"\x06fabric\x18\x17 \x01(\rR\x06fabricB\x12\n" +
 	"\x10_available_bytes\"{\n" +
 	"\vPersistence\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +

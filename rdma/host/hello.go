@@ -27,9 +27,7 @@ import (
 // A code is 0 or the place of the cause in rdma.Refusals, counted from 1; 255 is
 // any other failure.
 const (
-	// ProtocolVersion rises with proto.LayoutVersion, too: a client that has been welcomed
-	// changes memory as its own layout says.
-	ProtocolVersion = 4
+	ProtocolVersion = proto.FabricVersion
 
 	ChallengeBytes   = 56
 	HelloBytes       = 24 + rdma.TicketBytes + 64
@@ -143,20 +141,9 @@ func checkVersion(b []byte, v uint32) error {
 		return ErrHello
 	}
 	if v != ProtocolVersion {
-		return fmt.Errorf("%w: the peer has version %d, this build %d, with layout version %d%s", ErrHello, v, ProtocolVersion, proto.LayoutVersion, wayOver(v))
+		return fmt.Errorf("%w: the peer has version %d, this build %d, with layout version %d%s", ErrHello, v, ProtocolVersion, proto.LayoutVersion, proto.WayFrom(v))
 	}
 	return nil
-}
-
-// lastOfLayout1 is the last fabric version of layout version 1.
-const lastOfLayout1 = 3
-
-// wayOver is what to do about a peer of a version whose data have another layout.
-func wayOver(v uint32) string {
-	if v > lastOfLayout1 {
-		return ""
-	}
-	return "; the peer has layout version 1: " + proto.WayOver
 }
 
 // DecodeHello reads a client's first message; ticket and proof are not verified yet.

@@ -176,4 +176,9 @@ var controllerMutants = []mutant{
 		edits: []edit{{"controller.(*term).wrote", `!bytes.Equal(kv.Value, op.Value)`, `false`}},
 		runs:  []run{tests("controller", "^TestCommitIsTriedAgain$")},
 	},
+	{
+		name: "node of another fabric taken in", what: "takes nodes in whose clients and copiers refuse those of the cluster",
+		edits: []edit{{"controller/state.(*Machine).registerNode", `fabricOf(r.Node) != wire.FabricVersion`, `false`}},
+		runs:  []run{tests("controller/state", "^TestHazard233_NodesOfAnotherFabricDoNotJoin$")},
+	},
 }

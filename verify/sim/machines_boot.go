@@ -9,6 +9,7 @@ import (
 
 	"github.com/quarrystore/quarry/controller/state"
 	"github.com/quarrystore/quarry/internal/keyring"
+	wire "github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
 	nodestate "github.com/quarrystore/quarry/storagenode/state"
@@ -161,7 +162,7 @@ func nodeRecord(i int, incarnation uint64, number uint32) *quarrypb.Node {
 	name := nodeName(i)
 	return &quarrypb.Node{
 		Name: name, Id: number, Incarnation: incarnation, FailureDomain: fmt.Sprintf("/dc/r%d/h", i+1), AgentUrl: "http://" + name + ":1",
-		CapacityBytes: nodeLimits.CapacityBytes, Persistent: true, Domain: 1, Key: publicKey[:],
+		CapacityBytes: nodeLimits.CapacityBytes, Persistent: true, Domain: 1, Key: publicKey[:], Fabric: wire.FabricVersion,
 		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: name + ":2"}},
 	}
 }

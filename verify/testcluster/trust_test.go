@@ -19,6 +19,7 @@ import (
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/internal/keyring"
+	wire "github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/rdma"
@@ -50,7 +51,7 @@ func newRogue(t *testing.T, c *testcluster.Cluster) *rogue {
 	t.Cleanup(srv.Close)
 	key := rdma.NewCredentials()
 	r.self = &quarrypb.RegisterNodeRequest{Secret: bytes.Repeat([]byte{7}, 32), Node: &quarrypb.Node{
-		Name: "rogue", FailureDomain: "/dc/rogue/h", Incarnation: 77, AgentUrl: srv.URL, CapacityBytes: 1 << 30, Domain: 1, Key: key.Holder[:],
+		Name: "rogue", FailureDomain: "/dc/rogue/h", Incarnation: 77, AgentUrl: srv.URL, CapacityBytes: 1 << 30, Domain: 1, Key: key.Holder[:], Fabric: wire.FabricVersion,
 		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: "127.0.0.1:1"}},
 	}}
 	res, err := c.Control().RegisterNode(t.Context(), connect.NewRequest(r.self))
