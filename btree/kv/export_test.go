@@ -2,6 +2,7 @@ package kv
 
 import (
 	"context"
+	"time"
 
 	"github.com/quarrystore/quarry/btree"
 )
@@ -29,3 +30,6 @@ func StopWatching(n *Named) {
 	n.end()
 	<-n.ended
 }
+
+// SleepBy has a compaction call f in place of its rests.
+func (c *Compaction) SleepBy(f func(time.Duration)) { c.sleep = f }

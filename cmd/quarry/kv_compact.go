@@ -10,8 +10,9 @@ import (
 )
 
 type kvCompactCmd struct {
-	Name string `arg:"" complete:"tree" optional:"" help:"Name of the tree; the same as --tree."`
-	Fill int    `default:"92" placeholder:"PERCENT" help:"Share of a leaf that is filled, 50 to 100. With 100 the next new keys split leaves again."`
+	Name  string `arg:"" complete:"tree" optional:"" help:"Name of the tree; the same as --tree."`
+	Fill  int    `default:"92" placeholder:"PERCENT" help:"Share of a leaf that is filled, 50 to 100. With 100 the next new keys split leaves again."`
+	Share int    `default:"100" placeholder:"PERCENT" help:"Share of the time in which it works, 1 to 100; it rests in between, so that other clients wait less for the tree's memory and nodes."`
 }
 
 // kvCompactView is what kv compact has done.
@@ -30,9 +31,12 @@ func (x *kvCompactCmd) Run(ctx context.Context, a *app) error {
 	if x.Fill < btree.MinCompactFill || x.Fill > 100 {
 		return usagef("--fill %d: want %d to 100", x.Fill, btree.MinCompactFill)
 	}
+	if x.Share < 1 || x.Share > 100 {
+		return usagef("--share %d: want 1 to 100", x.Share)
+	}
 	return k.tree(ctx, a, nil, func(ctx context.Context, t *kv.Tree) error {
 		bar := a.progress("looking at leaves")
-		done, err := t.Compact(ctx, x.Fill, func(c btree.Compacted) { bar.set(c.Leaves, c.Leaves+1) })
+		done, err := t.Compact(ctx, kv.Compaction{Fill: x.Fill, Share: x.Share, Progress: func(c btree.Compacted) { bar.set(c.Leaves, c.Leaves+1) }})
 		bar.end()
 		if err != nil {
 			return ifInterrupted(ctx, err, "%d leaves of %s are freed; the next compact goes on", done.Freed, t)

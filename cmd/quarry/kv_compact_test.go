@@ -34,6 +34,13 @@ func TestKVCompact(t *testing.T) {
 	require.Zero(t, again.Freed+again.Shifts)
 	require.Contains(t, kvOn(t, tree, "", "compact").ok(t), "leaves; freed: 0")
 	kvOn(t, tree, "", "compact", "--fill", "49").fails(t, exitUsage, "--fill 49: want 50 to 100")
+	for _, share := range []string{"0", "101"} {
+		kvOn(t, tree, "", "compact", "--share", share).fails(t, exitUsage, "--share "+share+": want 1 to 100")
+	}
+	kvOn(t, tree, "", "compact", "--fill", "100", "--share", "50", "--json").decode(t, &again)
+	require.Equal(t, 100, again.Fill)
+	require.Equal(t, now.Survey.Leaves, again.Leaves)
+	require.Equal(t, before, kvOn(t, tree, "", "scan").ok(t))
 	on(t, "kv", "compact", "no/such/tree").fails(t, exitNotFound, "no/such/tree")
 	on(t, "fsck").ok(t)
 	kvOn(t, tree, "", "drop").ok(t)

@@ -160,7 +160,7 @@ func (r *run) scan(w *worker, l *incarnation) {
 // A Compact of the whole tree, which changes no key.
 func (r *run) compact(w *worker, l *incarnation) {
 	_ = w.call(r.ctx, l, "compact", func(ctx context.Context) error {
-		_, err := l.tree.Compact(ctx, 100, nil)
+		_, err := l.tree.Compact(ctx, kv.Compaction{Fill: 100})
 		return err
 	})
 }
