@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -46,7 +47,8 @@ type Config struct {
 	Host string
 	// HostsGone are hosts of a Shared device of which the operator says that they are off: the node does not wait for their agents.
 	HostsGone []string
-	// Medium of a device Dir: MediumVolatile has its regions count as volatile, and flushes nothing. Default MediumPersistent.
+	// Medium of a device Dir: MediumVolatile has its regions count as volatile, and flushes nothing. MediumPersistent says that it survives a loss
+	// of power also where the kernel lists no NVDIMM behind it. Default MediumAuto: what the kernel says.
 	Medium string
 	// Flush is how clients that come through an adapter make regions durable: auto, native, appliance or agent; see
 	// host.ChooseFlush. Default auto.
@@ -106,6 +108,7 @@ const (
 	defaultCapacity = 64 << 30
 	noSocket        = "none"
 	// Media of a device.
+	MediumAuto       = "auto"
 	MediumPersistent = "persistent"
 	MediumVolatile   = "volatile"
 	// NUMAAuto is the NUMA node that the adapter is attached to, if the kernel says which.
@@ -179,8 +182,8 @@ func (c Config) validate() error {
 		return errors.New("storage node: --host-gone is for a device that several hosts map (--shared)")
 	case c.Shared && c.RDMA.Fabric != FabricTCP:
 		return errors.New("storage node: the processors of several hosts are one domain of atomics, and an adapter is another: --shared needs --fabric tcp")
-	case c.Medium != "" && c.Medium != MediumPersistent && c.Medium != MediumVolatile:
-		return fmt.Errorf("storage node: --medium %s: want persistent or volatile", c.Medium)
+	case !slices.Contains([]string{"", MediumAuto, MediumPersistent, MediumVolatile}, c.Medium):
+		return fmt.Errorf("storage node: --medium %s: want auto, persistent or volatile", c.Medium)
 	case c.Format && c.device == nil && !pmem.IsDevice(c.Dir):
 		return fmt.Errorf("storage node: --format is for a device given by --data, such as /dev/dax0.0, and %q is none", c.Dir)
 	case c.DDIO != "" && c.DDIO != ddio.On && c.DDIO != ddio.Off && c.DDIO != ddio.Keep:

@@ -264,9 +264,15 @@ func (d *device) remove(region uint32) error {
 // errVolatileMedium is why regions of such a device are volatile.
 var errVolatileMedium = errors.New("its medium is volatile (--medium volatile)")
 
-// persistence is that of the device: it survives a loss of power, unless the operator says that its medium is volatile.
+// errUnlisted is why regions of a device without an NVDIMM are volatile.
+var errUnlisted = errors.New("the kernel lists no NVDIMM behind it, so that it may be memory that loses its content with the power; --medium persistent says that it does not")
+
+// persistence is that of the device: it survives a loss of power where the kernel lists an NVDIMM or the operator says so.
 func (d *device) persistence() (p pmem.Persistence, volatile, err error) {
-	if d.dev.Volatile {
+	switch {
+	case d.dev.Volatile && d.dev.Unlisted:
+		volatile = errUnlisted
+	case d.dev.Volatile:
 		volatile = errVolatileMedium
 	}
 	return d.area.Persistence(), volatile, nil

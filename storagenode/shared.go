@@ -39,8 +39,11 @@ func (n *Node) openDevice(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if n.cfg.device != nil {
-		n.cfg.device.Volatile = n.cfg.Medium == MediumVolatile
+	if dev := n.cfg.device; dev != nil {
+		dev.Volatile = n.cfg.Medium == MediumVolatile || dev.Unlisted && n.cfg.Medium != MediumPersistent
+		if dev.Unlisted && !dev.Volatile {
+			n.cfg.Logger.Warn("storage node: the kernel lists no NVDIMM behind the device; that it survives a loss of power is the word of --medium persistent", "node", n.cfg.Name, "device", dev.Path)
+		}
 	}
 	return nil
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/cxl"
+	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"github.com/quarrystore/quarry/rdma/shm"
 	"github.com/quarrystore/quarry/rdma/tcp"
@@ -111,6 +112,38 @@ func TestANodeThatSharesItsDevice(t *testing.T) {
 	b.start(shareConfig(t, b, path))
 	list := b.registrations()
 	require.Len(t, list[len(list)-1].Found, 2, "its regions")
+}
+
+// A device behind which the kernel lists no NVDIMM is volatile unless the operator says that it is not.
+func TestHazard220_UnlistedMedium(t *testing.T) {
+	for _, c := range []struct {
+		medium     string
+		persistent bool
+	}{{"", false}, {storagenode.MediumAuto, false}, {storagenode.MediumVolatile, false}, {storagenode.MediumPersistent, true}} {
+		path := filepath.Join(t.TempDir(), "dax0.0")
+		if fs, err := host.FileSystemOf(filepath.Dir(path)); err != nil || fs.Volatile != nil {
+			t.Skip("folders of tests are not on a disk: the file in place of the device survives nothing")
+		}
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		require.NoError(t, err)
+		t.Cleanup(func() { f.Close() })
+		require.NoError(t, f.Truncate(64<<20))
+		b := newBoss(t)
+		cfg := b.config(path)
+		cfg.Format, cfg.Medium = true, c.medium
+		cfg.OnDevice(&pmem.Device{File: f, Path: path, Bytes: 64 << 20, Align: 2 << 20, Unlisted: true})
+		n := b.start(cfg)
+		list := b.registrations()
+		node := list[len(list)-1].Node
+		require.Equal(t, c.persistent, node.Persistent, "--medium %q", c.medium)
+		require.Equal(t, c.persistent, node.Persistence.Kind != pmem.KindVolatile, "--medium %q", c.medium)
+		require.NoError(t, n.Close())
+	}
+	b := newBoss(t)
+	cfg := b.config("/dev/null")
+	cfg.Medium = "paper"
+	_, err := storagenode.Start(t.Context(), cfg)
+	require.ErrorContains(t, err, "want auto, persistent or volatile")
 }
 
 // On a volatile medium regions serve, and none is said to be durable.

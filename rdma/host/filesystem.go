@@ -2,8 +2,11 @@ package host
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -113,11 +116,16 @@ func fileSystem(f *os.File) (FileSystem, error) {
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
 		return FileSystem{}, fmt.Errorf("file system of %s: %w", f.Name(), err)
 	}
-	return describe(uint32(fs.Type), func() []string { return mountOptions(f) }), nil
+	return describe(uint32(fs.Type), func() ([]string, error) { return mountOptions("/proc/self", f.Fd()) }), nil
 }
 
-// describe applies the list. options are those of the mount, asked for where they matter.
-func describe(number uint32, options func() []string) FileSystem {
+// forgetful are options with which a file system answers a flush before the data is on the medium: without emptying the disk's
+// write cache; on bcachefs without writing its journal; on f2fs going back, at the next mount, to the state of a moment before.
+var forgetful = regexp.MustCompile(`^(nobarrier|barrier=0|fsync_mode=nobarrier|journal_flush_disabled(=1)?|checkpoint=disable(:.*)?)$`)
+
+// describe applies the list. options are those of the mount, asked for where they matter. Options that cannot be read may be
+// forgetful.
+func describe(number uint32, options func() ([]string, error)) FileSystem {
 	k, known := kinds[number]
 	if !known {
 		k.name = fmt.Sprintf("file system %#x", number)
@@ -129,9 +137,13 @@ func describe(number uint32, options func() []string) FileSystem {
 	case !k.flushes:
 		fs.Volatile = fmt.Errorf("%s is not known to keep what was flushed when the power fails: regions survive on %s", k.name, strings.Join(Flushing(), ", "))
 	default:
-		for _, o := range options() {
-			if o == "nobarrier" || o == "barrier=0" || o == "fsync_mode=nobarrier" {
-				fs.Volatile = fmt.Errorf("%s is mounted with %s: a flush does not empty the write cache of the disk", k.name, o)
+		all, err := options()
+		if err != nil {
+			fs.Volatile = fmt.Errorf("it cannot be read how %s is mounted, and a mount may leave out what keeps flushed data: %w", k.name, err)
+		}
+		for _, o := range all {
+			if forgetful.MatchString(o) {
+				fs.Volatile = fmt.Errorf("%s is mounted with %s: what was flushed may be gone after a loss of power", k.name, o)
 			}
 		}
 	}
@@ -142,25 +154,31 @@ func describe(number uint32, options func() []string) FileSystem {
 	return fs
 }
 
-// mountOptions are the options of the mount that a file was opened on; none if the kernel
-// does not tell which that is (before Linux 5.8).
-func mountOptions(f *os.File) []string {
-	var st unix.Statx_t
-	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil || st.Mask&unix.STATX_MNT_ID == 0 {
-		return nil
-	}
-	mounts, err := os.Open("/proc/self/mountinfo")
+// mountOptions are the options of the mount that an open file is on, and of its file system. proc is the process's folder in /proc.
+func mountOptions(proc string, fd uintptr) ([]string, error) {
+	info, err := os.ReadFile(filepath.Join(proc, "fdinfo", strconv.FormatUint(uint64(fd), 10)))
 	if err != nil {
-		return nil
+		return nil, err
+	}
+	id := ""
+	for line := range strings.Lines(string(info)) {
+		if rest, found := strings.CutPrefix(line, "mnt_id:"); found {
+			id = strings.TrimSpace(rest)
+		}
+	}
+	mounts, err := os.Open(filepath.Join(proc, "mountinfo"))
+	if err != nil {
+		return nil, err
 	}
 	defer mounts.Close()
-	for lines := bufio.NewScanner(mounts); lines.Scan(); {
+	lines := bufio.NewScanner(mounts)
+	for lines.Scan() {
 		// 36 35 98:0 /root /where rw,noatime shared:1 - ext4 /dev/vda rw,barrier=0
 		mount, super, _ := strings.Cut(lines.Text(), " - ")
 		fields, rest := strings.Fields(mount), strings.Fields(super)
-		if len(fields) > 5 && len(rest) > 2 && fields[0] == strconv.FormatUint(st.Mnt_id, 10) {
-			return append(strings.Split(fields[5], ","), strings.Split(rest[2], ",")...)
+		if len(fields) > 5 && len(rest) > 2 && fields[0] == id {
+			return append(strings.Split(fields[5], ","), strings.Split(rest[2], ",")...), nil
 		}
 	}
-	return nil
+	return nil, errors.Join(fmt.Errorf("%s does not name its mount %q", mounts.Name(), id), lines.Err())
 }

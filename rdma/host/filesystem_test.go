@@ -14,7 +14,9 @@ import (
 
 // Only file systems of the list count as persistent, and only memory may be pinned.
 func TestFileSystems(t *testing.T) {
-	plain := func() []string { return []string{"rw", "relatime"} }
+	plain := func() ([]string, error) {
+		return []string{"rw", "relatime", "checkpoint=enable", "journal_flush_disabled=0"}, nil
+	}
 	for number, want := range map[uint32]struct {
 		name               string
 		persistent, pinned bool
@@ -39,11 +41,35 @@ func TestFileSystems(t *testing.T) {
 			require.ErrorContains(t, got.Volatile, want.name)
 		}
 	}
-	for _, option := range []string{"nobarrier", "barrier=0", "fsync_mode=nobarrier"} {
-		got := describe(unix.EXT4_SUPER_MAGIC, func() []string { return []string{"rw", option} })
+	for _, option := range []string{"nobarrier", "barrier=0", "fsync_mode=nobarrier", "checkpoint=disable", "checkpoint=disable:10%", "journal_flush_disabled", "journal_flush_disabled=1"} {
+		got := describe(unix.EXT4_SUPER_MAGIC, func() ([]string, error) { return []string{"rw", option}, nil })
 		require.ErrorContains(t, got.Volatile, option)
 	}
 	require.NotContains(t, Flushing(), "overlay")
+}
+
+// A mount whose options cannot be read counts as one that may lose what was flushed.
+func TestHazard221_UnreadableMounts(t *testing.T) {
+	_, unnamed := mountOptions("/proc/self", 1<<20)
+	require.ErrorIs(t, unnamed, os.ErrNotExist)
+	proc := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(proc, "fdinfo"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(proc, "fdinfo", "7"), []byte("pos:\t0\nmnt_id:\t36\n"), 0o600))
+	_, unlisted := mountOptions(proc, 7)
+	require.ErrorIs(t, unlisted, os.ErrNotExist)
+	mounts := "35 1 98:0 / / rw - ext4 /dev/vdb rw\n"
+	require.NoError(t, os.WriteFile(filepath.Join(proc, "mountinfo"), []byte(mounts), 0o600))
+	_, other := mountOptions(proc, 7)
+	require.ErrorContains(t, other, `does not name its mount "36"`)
+	for _, err := range []error{unnamed, unlisted, other} {
+		got := describe(unix.EXT4_SUPER_MAGIC, func() ([]string, error) { return nil, err })
+		require.ErrorIs(t, got.Volatile, err)
+	}
+	mounts += "36 35 98:0 /root /where rw,noatime shared:1 - ext4 /dev/vda rw,barrier=0\n"
+	require.NoError(t, os.WriteFile(filepath.Join(proc, "mountinfo"), []byte(mounts), 0o600))
+	options, err := mountOptions(proc, 7)
+	require.NoError(t, err)
+	require.Equal(t, []string{"rw", "noatime", "rw", "barrier=0"}, options)
 }
 
 // mount mounts a file system on a new folder, or skips.
@@ -95,6 +121,8 @@ func TestPinRefusesFilesOfADisk(t *testing.T) {
 	require.NoError(t, anonymous.Pin())
 	anonymous.Unpin()
 	if fs.Name == "ext4" {
-		require.NotEmpty(t, mountOptions(m.file), "the kernel tells how ext4 is mounted")
+		options, err := mountOptions("/proc/self", m.file.Fd())
+		require.NoError(t, err)
+		require.NotEmpty(t, options, "the kernel tells how ext4 is mounted")
 	}
 }

@@ -28,6 +28,9 @@ func (h Host) durable(p Plan) (out []Finding) {
 			return []Finding{found(check, Error, "give /dev/daxN.M, or a folder", "%v", err)}
 		}
 		defer dev.File.Close()
+		if dev.Unlisted {
+			return []Finding{found(check, Warning, "if it does survive: quarry storage --medium persistent", "%s: device DAX of %s: durable regions are refused, for the kernel lists no NVDIMM behind it: it may be memory that loses its content with the power", p.DataDir, size(dev.Bytes))}
+		}
 		return []Finding{ok(check, "%s: device DAX of %s, aligned to %s: regions survive a loss of power", p.DataDir, size(dev.Bytes), size(dev.Align))}
 	}
 	dir := p.DataDir

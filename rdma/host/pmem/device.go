@@ -20,6 +20,9 @@ type Device struct {
 	Align uint64 // mappings begin and end at multiples of it
 	// Volatile says that the device's memory does not survive a loss of power, or that nothing of it need: nothing is flushed.
 	Volatile bool
+	// Unlisted says that the kernel lists no NVDIMM behind the device: it may be ordinary memory that was set aside, or memory
+	// behind CXL, of which the kernel does not say whether it survives a loss of power.
+	Unlisted bool
 }
 
 // IsDevice says whether a path is a device of any kind, and so not a folder.
@@ -69,6 +72,7 @@ func (s Sysfs) device(f *os.File, number uint64) (*Device, error) {
 	if err := s.measure(d, number); err != nil {
 		return nil, err
 	}
+	d.Unlisted = s.region("char", number) == ""
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, fmt.Errorf("%s is in use by another storage node: give each its own device (%w)", d.Path, err)
 	}

@@ -10,6 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// dax makes a device DAX below a folder, and is its number. old: as before Linux 5.10.
+func (s fake) dax(parent string, minor int, size, align string, old bool) uint64 {
+	at := fmt.Sprintf("%s/dax%d.0", parent, minor)
+	s.write(at+"/size", size)
+	if old {
+		s.write("devices/parent"+fmt.Sprint(minor)+"/align", align)
+		s.link(at+"/device", "devices/parent"+fmt.Sprint(minor))
+	} else {
+		s.write(at+"/align", align)
+	}
+	s.write("bus/dax/uevent", "")
+	s.link(at+"/subsystem", "bus/dax")
+	s.link(fmt.Sprintf("dev/char/252:%d", minor), at)
+	return unix.Mkdev(252, uint32(minor))
+}
+
 // Size and alignment come from sysfs, by the device's number; what is no device DAX is refused.
 func TestDeviceInSysfs(t *testing.T) {
 	s := newFake(t)
@@ -20,19 +36,10 @@ func TestDeviceInSysfs(t *testing.T) {
 		t.Cleanup(func() { f.Close() })
 		return f
 	}
+	s.write("bus/nd/uevent", "")
+	s.link("devices/ndbus0/region0/subsystem", "bus/nd")
 	dax := func(minor int, size, align string, old bool) uint64 {
-		at := fmt.Sprintf("devices/ndbus0/region0/dax%d.0", minor)
-		s.write(at+"/size", size)
-		if old {
-			s.write("devices/parent"+fmt.Sprint(minor)+"/align", align)
-			s.link(at+"/device", "devices/parent"+fmt.Sprint(minor))
-		} else {
-			s.write(at+"/align", align)
-		}
-		s.write("bus/dax/uevent", "")
-		s.link(at+"/subsystem", "bus/dax")
-		s.link(fmt.Sprintf("dev/char/252:%d", minor), at)
-		return unix.Mkdev(252, uint32(minor))
+		return s.dax("devices/ndbus0/region0", minor, size, align, old)
 	}
 	for _, old := range []bool{false, true} {
 		minor := 0
@@ -43,6 +50,7 @@ func TestDeviceInSysfs(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, 264241152, d.Bytes)
 		require.EqualValues(t, 2097152, d.Align)
+		require.False(t, d.Unlisted)
 		require.Equal(t, "region0", filepath.Base(sys.region("char", unix.Mkdev(252, uint32(minor)))))
 	}
 	for i, bad := range [][2]string{{"x", "4096"}, {"8192", "512"}, {"8192", "12288"}, {"6144", "4096"}} {
@@ -63,6 +71,38 @@ func TestDeviceInSysfs(t *testing.T) {
 	defer again.Close()
 	_, err = sys.device(again, unix.Mkdev(252, 0))
 	require.ErrorContains(t, err, "in use by another storage node")
+}
+
+// Device DAX is also how the kernel hands out ordinary memory: what firmware has set aside, and volatile memory behind CXL, whose regions have
+// the names of NVDIMM regions. No device but that of an NVDIMM counts as listed, and its caches count as lost although all NVDIMMs of the machine keep theirs.
+func TestHazard220_MemoryThatIsNoNVDIMM(t *testing.T) {
+	s := newFake(t)
+	sys := Sysfs(s.root)
+	s.write("bus/nd/devices/region0/persistence_domain", "cpu_cache\n")
+	s.write("bus/cxl/uevent", "")
+	s.link("devices/root0/decoder0.0/region0/subsystem", "bus/cxl")
+	require.True(t, sys.cachesSurvive())
+	for minor, parent := range []string{"devices/platform/hmem.0", "devices/root0/decoder0.0/region0/dax_region0"} {
+		f, err := os.Create(filepath.Join(t.TempDir(), "dax0.0"))
+		require.NoError(t, err)
+		defer f.Close()
+		number := s.dax(parent, minor, "264241152\n", "2097152\n", false)
+		d, err := sys.device(f, number)
+		require.NoError(t, err)
+		require.True(t, d.Unlisted, parent)
+		require.Empty(t, sys.region("char", number), parent)
+	}
+	way, err := processor()
+	if err != nil || way == Msync {
+		t.Skip("this processor has no instruction that writes cache lines back")
+	}
+	t.Setenv(FlushVariable, "")
+	f, err := os.Create(filepath.Join(t.TempDir(), "of no NVDIMM"))
+	require.NoError(t, err)
+	defer f.Close()
+	var m Mapping
+	require.NoError(t, sys.direct(f, &m))
+	require.Equal(t, Persistence{Kind: KindFSDAX, Domain: DomainUnknown, Flush: way.String()}, m.Persistence())
 }
 
 func TestOtherDevicesAreRefused(t *testing.T) {

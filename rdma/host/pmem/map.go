@@ -97,7 +97,7 @@ func (s Sysfs) direct(f *os.File, m *Mapping) error {
 			return fmt.Errorf("%s: device DAX has no msync, and %s leaves no instruction that writes lines back", f.Name(), FlushVariable)
 		}
 	}
-	if way != Msync && os.Getenv(FlushVariable) == "" && s.cachesSurvive() {
+	if way != Msync && os.Getenv(FlushVariable) == "" && domain(m.Region) == DomainCaches && s.cachesSurvive() {
 		way = FenceAlone
 	}
 	m.Flusher = flusherOf(way)

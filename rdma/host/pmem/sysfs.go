@@ -27,12 +27,15 @@ const System Sysfs = "/sys"
 
 var regionName = regexp.MustCompile(`^region[0-9]+$`)
 
-// region is the folder of the NVDIMM region that a device lies in; "" if in none that is known. class is
-// block or char.
+// region is the folder of the NVDIMM region that a device lies in; "" if in none that is known. A region of a CXL root has
+// the same name, and its memory may be ordinary: the bus tells them apart. class is block or char.
 func (s Sysfs) region(class string, dev uint64) string {
 	at, err := filepath.EvalSymlinks(filepath.Join(string(s), "dev", class, fmt.Sprintf("%d:%d", unix.Major(dev), unix.Minor(dev))))
 	for ; err == nil && at != "/" && at != "."; at = filepath.Dir(at) {
-		if regionName.MatchString(filepath.Base(at)) {
+		if !regionName.MatchString(filepath.Base(at)) {
+			continue
+		}
+		if bus, err := filepath.EvalSymlinks(filepath.Join(at, "subsystem")); err == nil && filepath.Base(bus) == "nd" {
 			return at
 		}
 	}

@@ -58,6 +58,8 @@ func TestRegionOfADevice(t *testing.T) {
 	s.write("devices/ndbus0/region3/deep_flush", "1\n")
 	s.write("devices/ndbus0/region3/pfn3.0/block/pmem3/size", "1")
 	s.link("dev/block/259:5", "devices/ndbus0/region3/pfn3.0/block/pmem3")
+	s.write("bus/nd/uevent", "")
+	s.link("devices/ndbus0/region3/subsystem", "bus/nd")
 	s.write("devices/virtual/sda/size", "1")
 	s.link("dev/block/8:0", "devices/virtual/sda")
 	region := sys.region("block", unix.Mkdev(259, 5))
@@ -99,6 +101,7 @@ func TestDirectMappings(t *testing.T) {
 	s.write("devices/region0/pmem0/size", "1")
 	s.link(fmt.Sprintf("dev/block/%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)), "devices/region0/pmem0")
 	s.link("bus/nd/devices/region0", "devices/region0")
+	s.link("devices/region0/subsystem", "bus/nd")
 	var m Mapping
 	require.NoError(t, sys.direct(f, &m))
 	require.Equal(t, "line", m.Flusher.Granularity())
