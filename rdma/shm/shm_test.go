@@ -1,6 +1,7 @@
 package shm_test
 
 import (
+	"os"
 	"path/filepath"
 	"strconv"
 	"sync/atomic"
@@ -64,7 +65,11 @@ func TestContractFile(t *testing.T) {
 		Name: "shm", Dialer: shm.NewDialer(), Persistent: persistent,
 		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node {
 			return rdmatest.StartHost(t, c, incarnations.Add(1), func(a *host.Access) (string, func()) { return serve(t, a) },
-				func(uint32) (*host.Memory, error) { return host.OpenMemory(path(), rdmatest.RegionBytes, true) })
+				func(uint32) (*host.Memory, error) {
+					p := path()
+					t.Cleanup(func() { os.Remove(p) }) // all files of the contract together do not fit a small NVDIMM
+					return host.OpenMemory(p, rdmatest.RegionBytes, true)
+				})
 		},
 	})
 }
