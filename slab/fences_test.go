@@ -230,3 +230,33 @@ func releasesInOrder(t *testing.T, c *rdma.Chain) (releases int) {
 	}
 	return releases
 }
+
+// A processor that makes an Update of one replica durable writes each changed line back once, the image's and then V's, and waits twice: the image is
+// durable before V is changed, V before the caller is answered. The line of R is never written back.
+func TestWriteBacksOfDurableUpdates(t *testing.T) {
+	for bytes, want := range map[int]uint64{8: 1 + 1, 128: 3 + 1, 1000: 17 + 1} {
+		w := slabtest.NewLedgers(t, 1)
+		l := w.Lane(1)
+		l.Durable()
+		ref, err := l.Alloc.Alloc(make([]byte, bytes), alloc.Want{Replicas: 1, Durable: true})
+		require.NoError(t, err)
+		ledger, steps := w.Nodes[0].Ledger, 0
+		ledger.Before = func() { steps++ }
+		for range uint8(4) { // both images, twice
+			lines, needless := ledger.Lines()
+			steps = 0
+			_, err = l.Lane.Update(ref, func(old []byte, _ *slab.Info) ([]byte, error) {
+				img := make([]byte, len(old))
+				for i := range img {
+					img[i] = old[i] + 1
+				}
+				return img, nil
+			})
+			require.NoError(t, err)
+			after, afterNeedless := ledger.Lines()
+			require.Equal(t, 4, steps, "two write-backs, a fence each")
+			require.Equal(t, want, after-lines, "lines of %d bytes", bytes)
+			require.Equal(t, needless, afterNeedless, "lines that were durable already")
+		}
+	}
+}

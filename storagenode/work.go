@@ -271,17 +271,6 @@ func (n *Node) stopWorks(region uint32) {
 	}
 }
 
-// readAhead has the kernel read the region's file while a reconcile goes through it: page faults alone leave the disk idle in between.
-func (w *work) readAhead(wg *sync.WaitGroup) {
-	w.n.mu.Lock()
-	m := w.n.memories[w.req.Region]
-	w.n.mu.Unlock()
-	if m == nil || w.kind != state.Reconcile {
-		return
-	}
-	wg.Go(func() { m.ReadAhead(w.ctx) })
-}
-
 // run is the program: its lanes share the blocks.
 func (w *work) run() (err error) {
 	if w.kind == state.Reclaim && len(w.blocks) == 0 {
@@ -314,7 +303,9 @@ func (w *work) run() (err error) {
 		w.session.watch(lanes)
 	}
 	var wg sync.WaitGroup
-	w.readAhead(&wg)
+	if w.kind == state.Reconcile {
+		wg.Go(func() { w.readAhead(w.ctx) })
+	}
 	errs := make([]error, len(lanes))
 	for i, l := range lanes {
 		wg.Go(func() {

@@ -1,7 +1,6 @@
 package host
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -262,27 +261,6 @@ func Advise(f *os.File, mem []byte) {
 	var fs unix.Statfs_t
 	if unix.Fstatfs(int(f.Fd()), &fs) == nil && fs.Type == unix.TMPFS_MAGIC {
 		_ = unix.Madvise(mem, unix.MADV_HUGEPAGE)
-	}
-}
-
-// readAheadBytes are asked for at a time: much for a disk, little for memory.
-const readAheadBytes = 8 << 20
-
-// ReadAhead has the kernel read a file on a disk into the page cache, from its beginning on, until ctx ends. It leaves memory that is short alone,
-// and changes nothing but speed.
-func (m *Memory) ReadAhead(ctx context.Context) {
-	if m.mapping.Kind != pmem.KindFile || m.retain() != nil {
-		return
-	}
-	defer m.release()
-	for off := 0; off < len(m.mem) && ctx.Err() == nil; off += readAheadBytes {
-		if AvailableMemory() < SpareMemory+readAheadBytes {
-			return
-		}
-		// By the file: faults, MADV_POPULATE_READ among them, read 128 KiB and wait.
-		if unix.Fadvise(int(m.file.Fd()), int64(off), readAheadBytes, unix.FADV_WILLNEED) != nil {
-			return
-		}
 	}
 }
 

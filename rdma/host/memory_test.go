@@ -2,7 +2,6 @@ package host
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"math"
 	"os"
@@ -10,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
@@ -274,33 +272,4 @@ func TestClosedMemoryHasNoDescriptor(t *testing.T) {
 		_, err = m.Descriptor(write)
 		require.ErrorContains(t, err, "is closed")
 	}
-}
-
-// A file that is read ahead comes into the page cache without a fault.
-func TestReadAhead(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "region")
-	const size = 32 << 20
-	require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{0}, size), 0o600))
-	m, err := OpenMemory(path, size, false)
-	require.NoError(t, err)
-	defer m.Close()
-	if !m.Persistent() {
-		t.Skip("folders of tests are not on a disk: the page cache is all there is")
-	}
-	for off := 0; off < size; off += 4096 {
-		m.Bytes()[off] = 1 // what was reserved and never written is not read from a disk
-	}
-	require.NoError(t, m.Persist(0, size))
-	require.NoError(t, unix.Madvise(m.Bytes(), unix.MADV_DONTNEED)) // pages that are mapped stay
-	require.NoError(t, unix.Fadvise(int(m.file.Fd()), 0, 0, unix.FADV_DONTNEED))
-	pages := size / os.Getpagesize()
-	if cachedPages(t, m.Bytes()) > pages/2 {
-		t.Skip("this file system does not drop pages")
-	}
-	ended, end := context.WithCancel(t.Context())
-	end()
-	m.ReadAhead(ended)
-	require.Less(t, cachedPages(t, m.Bytes()), pages, "it had ended")
-	m.ReadAhead(t.Context())
-	require.Eventually(t, func() bool { return cachedPages(t, m.Bytes()) == pages }, 3*time.Minute, time.Millisecond)
 }
