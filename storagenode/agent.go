@@ -107,7 +107,8 @@ func (a *agent) Fence(ctx context.Context, r *connect.Request[quarrypb.FenceRequ
 
 // Ping answers probes, and says whether the node can carry out commands.
 func (a *agent) Ping(context.Context, *connect.Request[quarrypb.PingRequest]) (*connect.Response[quarrypb.PingResponse], error) {
+	unfit := a.n.unfit()
 	a.n.mu.Lock()
 	defer a.n.mu.Unlock()
-	return connect.NewResponse(&quarrypb.PingResponse{Id: a.n.state.Node, Incarnation: a.n.incarnation, Unfit: a.n.unfit()}), nil
+	return connect.NewResponse(&quarrypb.PingResponse{Id: a.n.state.Node, Incarnation: a.n.incarnation, Unfit: unfit}), nil
 }

@@ -82,8 +82,12 @@ func (n *Node) unsavedFor() time.Duration {
 	return 0
 }
 
-// unfit is why the node cannot carry out commands of controllers, fences above all; "" if it can.
+// unfit is why the node cannot carry out commands of controllers, fences above all, or keep what was flushed; "" if it can. Preconditions: n.mu is
+// not held.
 func (n *Node) unfit() string {
+	if err := n.failedFlush(); err != nil {
+		return err.Error()
+	}
 	unsaved := n.unsavedFor()
 	if unsaved < unfitAfter {
 		return ""
@@ -93,4 +97,16 @@ func (n *Node) unfit() string {
 		why = (*err).Error()
 	}
 	return fmt.Sprintf("%s cannot be written for %v: %s", n.cfg.Dir, unsaved.Round(time.Second), why)
+}
+
+// failedFlush is why a region here is not flushed any more.
+func (n *Node) failedFlush() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, number := range n.regionNumbers() {
+		if err := n.memories[number].Failed(); err != nil {
+			return fmt.Errorf("region %d: %w", number, err)
+		}
+	}
+	return nil
 }

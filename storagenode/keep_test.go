@@ -14,6 +14,8 @@ import (
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/tcp"
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
@@ -86,4 +88,34 @@ func TestANodeThatCannotFenceIsLeft(t *testing.T) {
 	}
 	require.NoError(t, os.Remove(aside(dir)))
 	c.WaitInSync(2)
+}
+
+// A node of which a region's flush has failed says that it is unfit, because no later flush is worth anything: the controllers take other replicas.
+func TestHazard223_FailedFlushMakesUnfit(t *testing.T) {
+	dir := t.TempDir()
+	if fs, err := host.FileSystemOf(dir); err != nil || fs.Volatile != nil {
+		t.Skip("folders of tests are not on a disk: nothing is flushed")
+	}
+	b := newBoss(t)
+	n := b.startAs(1, dir)
+	b.hostAndOpen(n, 1, 1)
+	b.hostAndOpen(n, 2, 1)
+	unfit := func() string {
+		res, err := b.agent(n).Ping(t.Context(), connect.NewRequest(&quarrypb.PingRequest{}))
+		require.NoError(t, err)
+		return res.Msg.Unfit
+	}
+	require.Empty(t, unfit())
+	l, err := b.dial(tcp.Dialer{}, n.Stats().TCP, 1, 0, 2, 1)
+	require.NoError(t, err)
+	flush := func() error {
+		var r rdma.Round
+		r.Chain(&l.to).Flush(rdma.Persistent, dataOff, 8)
+		rdma.Do(&r)
+		return r.Err()
+	}
+	require.NoError(t, flush())
+	require.NoError(t, n.FailFlush(2))
+	require.Contains(t, unfit(), "region 2: nothing is flushed after an error of the disk")
+	require.Error(t, flush(), "of a page that could be written")
 }

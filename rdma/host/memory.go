@@ -180,7 +180,7 @@ func mapMemory(name string, f *os.File, bytes uint64, grow bool) (*Memory, error
 		return nil, fmt.Errorf("memory of %s: %w", name, err)
 	}
 	Advise(f, mapping.Mem)
-	m := &Memory{name: name, file: f, mapping: mapping, mem: mapping.Mem, flush: mapping.Flusher, refs: 1, unpinnable: fs.Unpinnable}
+	m := &Memory{name: name, file: f, mapping: mapping, mem: mapping.Mem, flush: mapping.Flusher.StopAtError(), refs: 1, unpinnable: fs.Unpinnable}
 	if mapping.Kind == pmem.KindFSDAX {
 		m.unpinnable = errPinFSDAX
 	}
@@ -285,6 +285,9 @@ func (m *Memory) Name() string { return m.name }
 
 // Persistent says whether the memory survives a loss of power once flushed.
 func (m *Memory) Persistent() bool { return m.flush.Persistent() }
+
+// Failed says why nothing of the memory is flushed any more; nil: it is.
+func (m *Memory) Failed() error { return m.flush.Failed() }
 
 // Persistence is what the memory really has: its kind, its domain and how it is flushed.
 func (m *Memory) Persistence() pmem.Persistence { return m.mapping.Persistence() }

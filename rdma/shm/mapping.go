@@ -70,6 +70,7 @@ func (m *mappings) enter(f *os.File, off, bytes uint64, write, persistent bool) 
 		return nil, fmt.Errorf("region memory: keeping it from child processes: %w", err)
 	}
 	host.Advise(f, mapped.Mem)
+	mapped.Flusher = mapped.Flusher.StopAtError()
 	made := &mapping{id: id, Mapping: mapped, refs: 1}
 	if m.by == nil {
 		m.by = make(map[identity]*mapping)

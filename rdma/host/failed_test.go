@@ -1,0 +1,64 @@
+package host
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// failing is a region on a disk of which no block can be written any more: an image in memory whose blocks are given to another file.
+func failing(t *testing.T) *Memory {
+	below := mounted(t, "tmpfs", 64)
+	image, at := filepath.Join(below, "image"), t.TempDir()
+	require.NoError(t, os.WriteFile(image, nil, 0o600))
+	require.NoError(t, os.Truncate(image, 48<<20))
+	for _, command := range [][]string{{"mkfs.ext2", "-q", image}, {"mount", "-o", "loop", image, at}} {
+		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+			t.Skipf("no disk that fails can be made here: %v %s", err, out)
+		}
+	}
+	t.Cleanup(func() { unix.Unmount(at, unix.MNT_DETACH) })
+	m, err := OpenMemory(filepath.Join(at, "region"), 16<<20, true)
+	require.NoError(t, err)
+	t.Cleanup(func() { m.Close() })
+	require.NoError(t, m.Persist(0, 16<<20))
+	require.NoError(t, m.Failed())
+	disk, err := os.OpenFile(image, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer disk.Close()
+	require.NoError(t, unix.Fallocate(int(disk.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 48<<20))
+	filler, err := os.Create(filepath.Join(below, "filler"))
+	require.NoError(t, err)
+	defer filler.Close()
+	for err == nil {
+		_, err = filler.Write(make([]byte, 1<<20))
+	}
+	for err = nil; err == nil; {
+		_, err = filler.Write(make([]byte, 4096))
+	}
+	require.ErrorIs(t, err, unix.ENOSPC)
+	return m
+}
+
+// The kernel tells of pages that it could not write once, and takes them for written: the next flush of the same range would succeed. No flush of such
+// memory succeeds.
+func TestHazard223_NoFlushBehindOneThatFailed(t *testing.T) {
+	m := failing(t)
+	copy(m.Bytes()[4096:], "changed!")
+	first := m.Persist(4096, 8)
+	require.Error(t, first)
+	var tries int
+	for tries = 0; tries < 100 && unix.Msync(m.Bytes()[4096:8192], unix.MS_SYNC) != nil; tries++ { // the file's metadata cannot be written either
+	}
+	require.Less(t, tries, 100, "the kernel forgets: if it does not any more, nothing is shown here")
+	for _, off := range []uint64{4096, 8192} {
+		err := m.Persist(off, 8)
+		require.ErrorContains(t, err, "nothing is flushed after an error of the disk")
+		require.ErrorIs(t, err, first)
+	}
+	require.ErrorIs(t, m.Failed(), first)
+}
