@@ -5,7 +5,6 @@ import (
 
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
-	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/host/pmem"
 )
 
@@ -26,16 +25,7 @@ func (n *Node) Object(from *rdma.Ticket, request, answer []byte) (int, error) {
 	return n.object(from, request, answer)
 }
 
-// ReadAhead is what a node does with its regions' files at its start: for how many bytes it has asked.
-func ReadAhead(ctx context.Context, memories []*host.Memory, budget uint64) uint64 {
-	var a ahead
-	a.read(ctx, memories, budget)
-	return a.bytes.Load()
-}
-
-// ReconcileAhead is what a reconcile of a region begins with: whether the reading of the start went on until then, and has ended.
-func (n *Node) ReconcileAhead(ctx context.Context, region uint32) (before, after bool) {
-	before = n.ahead.ctx.Err() == nil
+// ReadAhead is what a reconcile of a region begins with.
+func (n *Node) ReadAhead(ctx context.Context, region uint32) {
 	(&work{n: n, req: &quarrypb.WorkRequest{Region: region}}).readAhead(ctx)
-	return before, n.ahead.ctx.Err() == nil
 }

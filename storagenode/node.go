@@ -88,7 +88,6 @@ type Node struct {
 	settled     settled               // what programs have done, for metrics
 	medium      medium                // what regions are taken from
 	others      others                // whether tcp clients are here
-	ahead       ahead                 // what was read of region files
 	left        left                  // sessions whose connections have ended
 	ending      ending                // the state of Leave
 	saving      chan struct{}         // taken by the save that runs; see keep.go
@@ -149,7 +148,6 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 	if err := n.recall(ctx); err != nil {
 		return nil, err
 	}
-	n.readRegionsAhead()
 	if err := n.listen(ctx); err != nil {
 		return nil, err
 	}

@@ -27,6 +27,7 @@ func health(w http.ResponseWriter, _ *http.Request) {
 type counts struct {
 	registrations atomic.Uint64
 	cut           atomic.Bool // no controller answers
+	readAhead     atomic.Uint64
 }
 
 // Stats describes a node.
@@ -59,7 +60,7 @@ type Stats struct {
 	MaxLanes    int `json:"max_lanes"`
 	// Unsaved is for how long the newest state of the node could not be written; 0: it is written.
 	Unsaved time.Duration `json:"unsaved_ns"`
-	// ReadAheadBytes of region files the kernel was asked to read before they were needed, at the start and for reconciles.
+	// ReadAheadBytes of region files the kernel was asked to read ahead of reconciles.
 	ReadAheadBytes uint64 `json:"read_ahead_bytes"`
 	// FileSystem holds the regions.
 	FileSystem FileSystem `json:"file_system"`
@@ -102,7 +103,7 @@ func (s *settled) snapshot() Settled {
 // Stats is a snapshot.
 func (n *Node) Stats() Stats {
 	s := Stats{Name: n.cfg.Name, Incarnation: n.incarnation, TCP: n.tcpAddress, Rails: n.addresses(), Verbs: n.verbsAddress, Agent: n.agentURL, ResidentBytes: n.resident(),
-		CapacityBytes: n.cfg.CapacityBytes, Registrations: n.counts.registrations.Load(), Cut: n.counts.cut.Load(), Calls: n.calls.Snapshot(), Settled: n.settled.snapshot(), Executed: n.executors.snapshot(), Unsaved: n.unsavedFor(), MaxSessions: cmp.Or(n.cfg.MaxSessions, host.DefaultSessions), MaxLanes: cmp.Or(n.cfg.MaxConnections, host.DefaultLanes), FileSystem: n.medium.fileSystem(), ReadAheadBytes: n.ahead.bytes.Load(), Persistence: n.persistence}
+		CapacityBytes: n.cfg.CapacityBytes, Registrations: n.counts.registrations.Load(), Cut: n.counts.cut.Load(), Calls: n.calls.Snapshot(), Settled: n.settled.snapshot(), Executed: n.executors.snapshot(), Unsaved: n.unsavedFor(), MaxSessions: cmp.Or(n.cfg.MaxSessions, host.DefaultSessions), MaxLanes: cmp.Or(n.cfg.MaxConnections, host.DefaultLanes), FileSystem: n.medium.fileSystem(), ReadAheadBytes: n.counts.readAhead.Load(), Persistence: n.persistence}
 	if n.shmListener != nil {
 		s.Socket = n.cfg.Socket
 	}

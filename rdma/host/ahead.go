@@ -19,28 +19,26 @@ const (
 	aheadCheck    = 8 << 20 // how often it is looked whether there is memory
 )
 
-// ReadAhead has the kernel read a file on a disk into the page cache, from its beginning on, until ctx ends or it has asked for limit bytes. It
-// says for how many it has asked, and adds them to count as it goes. It leaves memory that is short alone, and changes nothing but speed.
-func (m *Memory) ReadAhead(ctx context.Context, limit uint64, count *atomic.Uint64) (asked uint64) {
+// ReadAhead has the kernel read a file on a disk into the page cache, from its beginning on, until ctx ends, and
+// counts the bytes that it has asked for. It leaves memory that is short alone, and changes nothing but speed.
+func (m *Memory) ReadAhead(ctx context.Context, count *atomic.Uint64) {
 	if m.mapping.Kind != pmem.KindFile || m.retain() != nil {
-		return 0
+		return
 	}
 	defer m.release()
-	limit = min(limit, uint64(len(m.mem)))
-	piece := aheadPiece("/sys", m.file)
-	for asked < limit && ctx.Err() == nil {
+	bytes, piece := uint64(len(m.mem)), aheadPiece("/sys", m.file)
+	for asked := uint64(0); asked < bytes && ctx.Err() == nil; {
 		if asked%aheadCheck < piece && AvailableMemory() < SpareMemory+aheadCheck {
-			break
+			return
 		}
 		// By the file: faults, MADV_POPULATE_READ among them, read 128 KiB and wait.
-		n := min(piece, limit-asked)
+		n := min(piece, bytes-asked)
 		if unix.Fadvise(int(m.file.Fd()), int64(asked), int64(n), unix.FADV_WILLNEED) != nil {
-			break
+			return
 		}
 		asked += n
 		count.Add(n)
 	}
-	return asked
 }
 
 // aheadPiece is how much of a file may be asked for at a time. The kernel reads the larger of the disk's window for reading ahead and its longest

@@ -25,7 +25,7 @@ var (
 	nodeMaxSessions   = NodeGroup.Gauge("quarry_node_max_sessions", "Client sessions that the node admits at once; see quarry_node_sessions.", "node")
 	nodeMaxLanes      = NodeGroup.Gauge("quarry_node_max_lanes", "Connections of clients that the node admits at once; see quarry_node_lanes.", "node")
 	nodeUnsaved       = NodeGroup.Gauge("quarry_node_unsaved_seconds", "For how long the node has not been able to write its state to its data folder; fences wait for it. 0 while all is written.", "node")
-	nodeReadAhead     = NodeGroup.Counter("quarry_node_read_ahead_bytes_total", "Bytes of region files that the node has had the kernel read into the page cache before they were needed: at its start, and for reconciles.", "node")
+	nodeReadAhead     = NodeGroup.Counter("quarry_node_read_ahead_bytes_total", "Bytes of region files that the node has had the kernel read into the page cache ahead of reconciles.", "node")
 	nodeRegistrations = NodeGroup.Counter("quarry_node_registrations_total", "Registrations with a controller: one at the start, one after each change of the leader.", "node")
 	nodeSessions      = NodeGroup.Gauge("quarry_node_sessions", "Sessions that have lanes here.", "node")
 	nodeLanes         = NodeGroup.Gauge("quarry_node_lanes", "Connections of sessions' lanes, by provider.", "node", "provider")
