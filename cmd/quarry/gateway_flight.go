@@ -35,6 +35,7 @@ type gatewayFlightCmd struct {
 	MaxClients   int               `default:"256" help:"Connections at once."`
 	MaxSessions  int               `default:"64" help:"Sessions that are open for callers at once: one for each token and tenant."`
 	SlowReader   time.Duration     `default:"5m" help:"How long a client may leave a batch unread before its connection is closed, and how long a put may wait for its next batch."`
+	StopTimeout  time.Duration     `name:"stop-timeout" default:"20s" help:"On SIGTERM, refuse new calls and let running streams go on for up to this long. A second signal ends the server at once."`
 	TicketTTL    time.Duration     `name:"ticket-ttl" default:"1h" help:"How long a ticket is good."`
 	Cache        sizeFlag          `default:"32MiB" help:"Inner nodes kept in this process, for each tree that a caller reads."`
 }
@@ -87,6 +88,9 @@ func (g *gatewayFlightCmd) checkLimits() error {
 	}
 	if g.SlowReader <= 0 {
 		return usagef("--slow-reader %v: want more than 0", g.SlowReader)
+	}
+	if g.StopTimeout <= 0 {
+		return usagef("--stop-timeout %v: want more than 0", g.StopTimeout)
 	}
 	return nil
 }
@@ -143,7 +147,7 @@ func (g *gatewayFlightCmd) serve(ctx context.Context, a *app, c *client.Client, 
 		},
 		Open: open, Locations: g.locations(uri, l.Addr()), Logger: a.log,
 		BatchBytes: int(g.BatchBytes), BatchRows: g.BatchRows, MemoryBytes: int64(g.Memory), ReadStreams: g.Streams, PutStreams: g.PutStreams,
-		MessageBytes: int(g.MessageBytes), Connections: g.MaxClients, Callers: g.MaxSessions, SlowReader: g.SlowReader, TicketTTL: g.TicketTTL, CacheBytes: int(g.Cache),
+		MessageBytes: int(g.MessageBytes), Connections: g.MaxClients, Callers: g.MaxSessions, SlowReader: g.SlowReader, StopTimeout: g.StopTimeout, TicketTTL: g.TicketTTL, CacheBytes: int(g.Cache),
 	})
 	if err != nil {
 		return usageError{err}

@@ -156,6 +156,7 @@ func TestFlightGatewayMistakes(t *testing.T) {
 		"--streams 0":                  {"--streams", "0"},
 		"--ticket-ttl -1s":             {"--ticket-ttl=-1s"},
 		"--slow-reader 0s":             {"--slow-reader", "0s"},
+		"--stop-timeout 0s":            {"--stop-timeout", "0s"},
 		"--pprof needs --metrics-list": {"--pprof"},
 	} {
 		quarry(t, nil, "", append([]string{"gateway", "flight", "-C", cluster(t).URL, "--listen", "127.0.0.1:0"}, args...)...).fails(t, exitUsage, want)

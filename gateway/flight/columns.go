@@ -48,33 +48,50 @@ func schemaOf(columns []string) *arrow.Schema {
 	return arrow.NewSchema(fields, nil)
 }
 
-// builder makes the batches of a projection.
+// builder makes the batches of a projection. It has its buffers for all of them: a batch is good until the next entry is added.
 type builder struct {
-	schema  *arrow.Schema
-	columns []array.Builder
-	keys    *array.BinaryBuilder // nil: not in the projection, as the others
-	values  *array.BinaryBuilder
-	version *array.Uint64Builder
-	rows    int
-	bytes   int // of keys and values that are in the projection
+	schema   *arrow.Schema
+	names    []string
+	keys     *blobs // nil: not in the projection, as the others
+	values   *blobs
+	version  []uint64
+	versions bool
+	rows     int
+	bytes    int // of keys and values that are in the projection
+}
+
+// blobs are the buffers of a column of bytes.
+type blobs struct {
+	offsets []int32 // where each entry begins, and where the last one ends
+	data    []byte
+}
+
+func newBlobs() *blobs { return &blobs{offsets: []int32{0}} }
+
+func (b *blobs) add(data []byte) {
+	b.data = append(b.data, data...)
+	b.offsets = append(b.offsets, int32(len(b.data)))
+}
+
+// clear makes room for the next batch. It keeps buffers for most bytes.
+func (b *blobs) clear(most int) {
+	b.offsets = b.offsets[:1]
+	if b.data = b.data[:0]; cap(b.data) > most {
+		b.data = nil
+	}
 }
 
 func newBuilder(columns []string) *builder {
-	b := &builder{schema: schemaOf(columns)}
+	b := &builder{schema: schemaOf(columns), names: columns}
 	for _, c := range columns {
-		var column array.Builder
 		switch c {
 		case KeyColumn:
-			b.keys = array.NewBinaryBuilder(memory.DefaultAllocator, arrow.BinaryTypes.Binary)
-			column = b.keys
+			b.keys = newBlobs()
 		case ValueColumn:
-			b.values = array.NewBinaryBuilder(memory.DefaultAllocator, arrow.BinaryTypes.Binary)
-			column = b.values
+			b.values = newBlobs()
 		default:
-			b.version = array.NewUint64Builder(memory.DefaultAllocator)
-			column = b.version
+			b.versions = true
 		}
-		b.columns = append(b.columns, column)
 	}
 	return b
 }
@@ -95,31 +112,46 @@ func (b *builder) add(key, value []byte, version uint64) {
 	b.bytes += b.size(key, value)
 	b.rows++
 	if b.keys != nil {
-		b.keys.Append(key)
+		b.keys.add(key)
 	}
 	if b.values != nil {
-		b.values.Append(value)
+		b.values.add(value)
 	}
-	if b.version != nil {
-		b.version.Append(version)
+	if b.versions {
+		b.version = append(b.version, version)
 	}
 }
 
-// batch is what was added since the last batch. The caller releases it.
+// clear begins a batch, with buffers that have room for most bytes.
+func (b *builder) clear(most int) {
+	if b.rows, b.bytes = 0, 0; b.keys != nil {
+		b.keys.clear(most)
+	}
+	if b.values != nil {
+		b.values.clear(most)
+	}
+	b.version = b.version[:0]
+}
+
+// batch is what was added since clear, in the builder's buffers.
 func (b *builder) batch() arrow.RecordBatch {
 	var columns []arrow.Array
-	for _, c := range b.columns {
-		a := c.NewArray()
-		defer a.Release()
-		columns = append(columns, a)
+	for i, c := range b.names {
+		buffers := []*memory.Buffer{nil} // no nulls
+		switch c {
+		case KeyColumn:
+			buffers = b.keys.appendTo(buffers)
+		case ValueColumn:
+			buffers = b.values.appendTo(buffers)
+		default:
+			buffers = append(buffers, memory.NewBufferBytes(arrow.Uint64Traits.CastToBytes(b.version)))
+		}
+		data := array.NewData(b.schema.Field(i).Type, b.rows, buffers, nil, 0, 0)
+		columns = append(columns, array.MakeFromData(data))
 	}
-	r := array.NewRecordBatch(b.schema, columns, int64(b.rows))
-	b.rows, b.bytes = 0, 0
-	return r
+	return array.NewRecordBatch(b.schema, columns, int64(b.rows))
 }
 
-func (b *builder) release() {
-	for _, c := range b.columns {
-		c.Release()
-	}
+func (b *blobs) appendTo(buffers []*memory.Buffer) []*memory.Buffer {
+	return append(buffers, memory.NewBufferBytes(arrow.Int32Traits.CastToBytes(b.offsets)), memory.NewBufferBytes(b.data))
 }

@@ -80,11 +80,25 @@ func (o *outgoing) end(sent bool) {
 func (o *outgoing) Put(b *[]byte) {
 	c := connOf(o.ctx)
 	o.end(o.ctx.Err() == nil && (c == nil || c.ctx.Err() == nil))
-	mem.DefaultBufferPool().Put(b)
+	if _, ok := o.message.(*message); !ok {
+		mem.DefaultBufferPool().Put(b)
+	} else if c := &o.s.cfg; cap(*b) <= 2*c.BatchBytes+16*c.BatchRows { // keys and values, and the other columns
+		o.s.buffers.Put(b)
+	}
 }
 
-// Get implements mem.BufferPool.
-func (o *outgoing) Get(n int) *[]byte { return mem.DefaultBufferPool().Get(n) }
+// Get implements mem.BufferPool. The buffer of a batch has any content: those of package mem are zeroed, which costs as much as to encode a batch.
+func (o *outgoing) Get(n int) *[]byte {
+	if _, ok := o.message.(*message); !ok {
+		return mem.DefaultBufferPool().Get(n)
+	}
+	if b, ok := o.s.buffers.Get().(*[]byte); ok && cap(*b) >= n {
+		*b = (*b)[:n]
+		return b
+	}
+	b := make([]byte, n)
+	return &b
+}
 
 // taken ends messages that gRPC took over while their streams were closed: it may drop them, and not tell (loopyWriter.preprocessData).
 // It implements stats.Handler.
@@ -119,20 +133,28 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	if !ok {
 		return c.CodecV2.Marshal(v)
 	}
-	m := o.message.(proto.Message)
-	size := proto.Size(m)
+	size, encode := encoderOf(o.message)
 	if size == 0 {
 		o.end(true)
 		return nil, nil
 	}
 	b := o.Get(max(size, trackedBytes))
-	made, err := proto.MarshalOptions{UseCachedSize: true}.MarshalAppend((*b)[:0], m)
+	made, err := encode((*b)[:0])
 	if err != nil {
 		o.Put(b)
 		return nil, err
 	}
 	*b = made
 	return mem.BufferSlice{mem.NewBuffer(b, o)}, nil
+}
+
+// encoderOf is the size of a message, and what appends it to a buffer.
+func encoderOf(m any) (size int, encode func([]byte) ([]byte, error)) {
+	if m, ok := m.(*message); ok {
+		return m.size(), m.appendTo
+	}
+	p := m.(proto.Message)
+	return proto.Size(p), func(b []byte) ([]byte, error) { return proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(b, p) }
 }
 
 // connOf is the connection of a call.

@@ -5,7 +5,6 @@ import (
 	"context"
 
 	arrowflight "github.com/apache/arrow-go/v18/arrow/flight"
-	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -29,13 +28,12 @@ func (s *Server) DoGet(q *arrowflight.Ticket, out arrowflight.FlightService_DoGe
 		return err
 	}
 	b := newBuilder(k.Columns)
-	defer b.release()
-	to := &batches{FlightService_DoGetServer: out}
-	w := arrowflight.NewRecordWriter(to, ipc.WithSchema(b.schema))
-	defer w.Close() // an empty range has a schema, too
-	r := reader{s: s, t: t, k: k, b: b, out: to, next: k.From}
+	if err := out.Send(schemaMessage(b.schema)); err != nil { // an empty range has one, too
+		return err
+	}
+	r := reader{s: s, t: t, k: k, b: b, out: out, next: k.From}
 	for !r.ended {
-		if err := r.batch(ctx, w); err != nil {
+		if err := r.batch(ctx); err != nil {
 			return err
 		}
 	}
@@ -50,14 +48,14 @@ type reader struct {
 	t     *kv.Tree
 	k     *ticket
 	b     *builder
-	out   *batches
+	out   arrowflight.FlightService_DoGetServer
 	next  []byte // where the next scan begins
 	ended bool   // nothing is left
 	size  int    // of the entry at next, if it has no room in an ordinary batch
 }
 
 // batch reads and sends one batch, or nothing if the filter leaves nothing of many entries. It waits for memory before it reads.
-func (r *reader) batch(ctx context.Context, w *arrowflight.Writer) error {
+func (r *reader) batch(ctx context.Context) error {
 	share := int64(2 * max(r.s.cfg.BatchBytes, r.size)) // the batch, and the message that it becomes
 	if err := r.s.memory.take(ctx, share); err != nil {
 		return err
@@ -68,6 +66,7 @@ func (r *reader) batch(ctx context.Context, w *arrowflight.Writer) error {
 			r.s.memory.give(share)
 		}
 	}()
+	r.b.clear(r.s.cfg.BatchBytes)
 	if err := r.fill(ctx); err != nil {
 		return err
 	}
@@ -75,33 +74,18 @@ func (r *reader) batch(ctx context.Context, w *arrowflight.Writer) error {
 		return nil
 	}
 	rows, bytes := uint64(r.b.rows), uint64(r.b.bytes)
-	rec := r.b.batch()
-	defer rec.Release()
-	r.out.next = func(m *arrowflight.FlightData) any {
-		held = false // from here on the message has it
-		return r.s.outgoing(ctx, m, func(sent bool) {
-			r.s.memory.give(share)
-			if sent {
-				r.s.stats.rowsRead.Add(rows)
-				r.s.stats.bytesRead.Add(bytes)
-			}
-		})
+	m, err := batchMessage(r.b.batch())
+	if err != nil {
+		return err
 	}
-	return w.Write(rec)
-}
-
-// batches are where a DoGet writes its messages.
-type batches struct {
-	arrowflight.FlightService_DoGetServer
-	next func(*arrowflight.FlightData) any // what the next batch is sent as
-}
-
-// Send implements arrowflight.DataStreamWriter.
-func (b *batches) Send(m *arrowflight.FlightData) error {
-	if len(m.DataBody) == 0 { // a schema
-		return b.SendMsg(m)
-	}
-	return b.SendMsg(b.next(m))
+	held = false // from here on the message has it
+	return r.out.SendMsg(r.s.outgoing(ctx, m, func(sent bool) {
+		r.s.memory.give(share)
+		if sent {
+			r.s.stats.rowsRead.Add(rows)
+			r.s.stats.bytesRead.Add(bytes)
+		}
+	}))
 }
 
 // hangUp closes the connection of a call whose caller does not read: nothing else ends what waits for it.

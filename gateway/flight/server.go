@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,8 +28,6 @@ const (
 	MinMemory = 2 * largestEntry
 	// maxHeaderBytes bounds the headers of a call.
 	maxHeaderBytes = 16 << 10
-	// lastWords is how long running calls may take when the server ends.
-	lastWords = 5 * time.Second
 	// idleConnection is how long a connection without calls stays open.
 	idleConnection = 10 * time.Minute
 	// pingAfter is when a connection that is silent is asked whether its peer is there, pingTimeout how long the answer may take.
@@ -58,6 +57,7 @@ type Config struct {
 	Connections  int           // at a time; 0: 256
 	Callers      int           // sessions for callers at a time; 0: 64
 	SlowReader   time.Duration // for which a batch may be left unread before its connection is closed, and a DoPut may send none; 0: 5 minutes
+	StopTimeout  time.Duration // for which running calls may go on when the server ends; 0: 20 s
 	TicketTTL    time.Duration // for which a ticket is good; 0: 1 hour
 	CacheBytes   int           // of inner nodes of each tree that is open; 0: btree's default
 	Logger       *slog.Logger  // nil: slog.Default
@@ -81,6 +81,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.SlowReader == 0 {
 		c.SlowReader = 5 * time.Minute
+	}
+	if c.StopTimeout == 0 {
+		c.StopTimeout = 20 * time.Second
 	}
 	if c.TicketTTL == 0 {
 		c.TicketTTL = time.Hour
@@ -110,8 +113,8 @@ func (c Config) validate() error {
 		return errors.New("flight: Config.Connect is missing")
 	case c.MemoryBytes < MinMemory:
 		return fmt.Errorf("flight: MemoryBytes %d: want at least %d, for the largest value", c.MemoryBytes, MinMemory)
-	case c.TicketTTL < 0 || c.SlowReader < 0:
-		return fmt.Errorf("flight: TicketTTL %v, SlowReader %v: want more than 0", c.TicketTTL, c.SlowReader)
+	case c.TicketTTL < 0 || c.SlowReader < 0 || c.StopTimeout < 0:
+		return fmt.Errorf("flight: TicketTTL %v, SlowReader %v, StopTimeout %v: want more than 0", c.TicketTTL, c.SlowReader, c.StopTimeout)
 	}
 	return nil
 }
@@ -125,6 +128,7 @@ type Server struct {
 	reads   *budget // one for each DoGet
 	puts    *budget // one for each DoPut
 	calls   gate
+	buffers sync.Pool // *[]byte of batches that were written
 	now     func() time.Time
 	stats   counters
 }
@@ -168,8 +172,8 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// Serve serves Flight at the listeners, over TLS with a configuration, until ctx ends. Then running calls have lastWords to end. It
-// closes the listeners. Call it once.
+// Serve serves Flight at the listeners, over TLS with a configuration, until ctx ends. Then it closes the listeners, refuses new
+// calls, and lets running ones go on until they end, or for Config.StopTimeout. Call it once.
 func (s *Server) Serve(ctx context.Context, secured *tls.Config, listeners ...net.Listener) error {
 	g := grpc.NewServer(
 		grpc.ForceServerCodecV2(newCodec()), grpc.Creds(&handshakes{config: secured}),
@@ -195,7 +199,10 @@ func (s *Server) Serve(ctx context.Context, secured *tls.Config, listeners ...ne
 		left--
 	}
 	alive.Shutdown()
-	slow := time.AfterFunc(lastWords, g.Stop)
+	slow := time.AfterFunc(s.cfg.StopTimeout, func() {
+		s.cfg.Logger.Warn("flight: calls were ended, they have not ended by themselves", "after", s.cfg.StopTimeout, "reading", s.stats.reading.Load(), "putting", s.stats.putting.Load())
+		g.Stop()
+	})
 	g.GracefulStop()
 	slow.Stop()
 	for range left {

@@ -20,6 +20,7 @@
     - --listen=0.0.0.0:8815
     - --spread
     - --memory={{ $f.memory }}
+    - --stop-timeout={{ max 1 (min 60 (sub (int .Values.storage.stopSeconds) 10)) }}s
     {{- if $f.tlsSecret }}
     - --listen-cert=/flight-tls/tls.crt
     - --listen-key=/flight-tls/tls.key
