@@ -73,10 +73,11 @@ func (b *blobs) add(data []byte) {
 	b.offsets = append(b.offsets, int32(len(b.data)))
 }
 
-// clear makes room for the next batch. It keeps buffers for most bytes.
-func (b *blobs) clear(most int) {
+// clear makes room for the next batch of so many bytes. A buffer that has grown for a large entry is not kept; twice the size of a batch is what
+// one has at most that has grown by appends.
+func (b *blobs) clear(batch int) {
 	b.offsets = b.offsets[:1]
-	if b.data = b.data[:0]; cap(b.data) > most {
+	if b.data = b.data[:0]; cap(b.data) > 2*batch {
 		b.data = nil
 	}
 }
@@ -122,13 +123,13 @@ func (b *builder) add(key, value []byte, version uint64) {
 	}
 }
 
-// clear begins a batch, with buffers that have room for most bytes.
-func (b *builder) clear(most int) {
+// clear begins a batch of so many bytes.
+func (b *builder) clear(batch int) {
 	if b.rows, b.bytes = 0, 0; b.keys != nil {
-		b.keys.clear(most)
+		b.keys.clear(batch)
 	}
 	if b.values != nil {
-		b.values.clear(most)
+		b.values.clear(batch)
 	}
 	b.version = b.version[:0]
 }

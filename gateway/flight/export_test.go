@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"testing"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -195,4 +196,23 @@ func (o *Outgoing) Linked() bool {
 	o.o.mu.Lock()
 	defer o.o.mu.Unlock()
 	return o.o.unlink != nil && o.o.unlink()
+}
+
+// AllocationsOfBatch is how often a stream allocates that fills one more batch of so many bytes.
+func AllocationsOfBatch(batch int) float64 {
+	b, entry := newBuilder([]string{KeyColumn, ValueColumn, VersionColumn}), make([]byte, 1000)
+	return testing.AllocsPerRun(3, func() {
+		b.clear(batch)
+		for b.bytes+b.size(entry[:10], entry) <= batch {
+			b.add(entry[:10], entry, 1)
+		}
+	})
+}
+
+// BufferBehind is the size of the buffer that a stream keeps behind a batch with one value of so many bytes.
+func BufferBehind(batch, value int) int {
+	b := newBuilder(standardColumns)
+	b.add([]byte("k"), make([]byte, value), 1)
+	b.clear(batch)
+	return cap(b.values.data)
 }

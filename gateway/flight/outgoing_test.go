@@ -79,3 +79,10 @@ func TestMessagesThatAreLost(t *testing.T) {
 	fails(t, o.Send(), codes.Unavailable, "the connection is closed")
 	require.True(t, o.Ended())
 }
+
+// A stream fills its batches in the same buffers, which are no larger after a large value.
+func TestBatchesShareBuffers(t *testing.T) {
+	require.Zero(t, flight.AllocationsOfBatch(1<<20))
+	require.NotZero(t, flight.BufferBehind(1<<20, 1<<20))
+	require.Zero(t, flight.BufferBehind(1<<20, 8<<20))
+}
