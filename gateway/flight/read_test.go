@@ -213,7 +213,8 @@ func TestReadersThatStandStill(t *testing.T) {
 	for _, tree := range []string{"users", "few"} {
 		info, err := dial(t, quick).GetFlightInfo(t.Context(), command(t, flight.Request{Tree: tree, Parts: 1}))
 		require.NoError(t, err)
-		s, addr := w.serve(flight.Config{SlowReader: time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
+		// SlowReader bounds the arrival of the request too.
+		s, addr := w.serve(flight.Config{SlowReader: 300 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
 		stream, err := dial(t, addr).DoGet(t.Context(), info.Endpoint[0].Ticket)
 		require.NoError(t, err)
 		require.Eventually(t, func() bool { n := s.Stats(); return n.Calls == 1 && n.Reading == 0 && n.MemoryBytes == 0 }, patience, tick)
