@@ -64,6 +64,8 @@ func client(role string) int {
 		return hostile(role)
 	case role == "heir":
 		scribble(mapped(os.NewFile(3, "memory")))
+	case role == wokenRole:
+		woken(mapped(os.NewFile(3, "memory")))
 	case role == "member":
 		return member()
 	case role == "unseen":
