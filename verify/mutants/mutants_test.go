@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/verify/mutants/selected"
+	"github.com/quarrystore/quarry/verify/testbinary"
 )
 
 var (
@@ -137,7 +138,7 @@ func (g *gate) build(t *testing.T, pkg string) {
 	}
 	binary := filepath.Join(g.dir, strings.ReplaceAll(pkg, "/", "_")+".test")
 	cmd := exec.Command("go", "test", "-c", "-ldflags=-w", "-overlay", g.config, "-o", binary, "./"+pkg)
-	cmd.Dir = root
+	cmd.Dir, cmd.Env = root, testbinary.ToolEnv()
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("with all mutants in it, %s does not compile (a line that begins with \"mutant\" names the one that is wrong): %v\n%s", pkg, err, out)
 	}

@@ -54,11 +54,21 @@ func Build(t testing.TB, patterns ...string) (dir string) {
 	return dir
 }
 
+// ToolEnv is the environment of a go command that compiles and links. Those programs collect garbage
+// less often than Go's setting has it, which saves a fifth of a compiler's processor time and takes a third
+// more memory. A GOGC of the user's stays. verify/testrun does the same to the packages of the tests.
+func ToolEnv() []string {
+	if os.Getenv("GOGC") != "" {
+		return os.Environ()
+	}
+	return append(os.Environ(), "GOGC=400")
+}
+
 func run(t testing.TB, dir, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(name, args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Env = append(ToolEnv(), "CGO_ENABLED=0")
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s %s: %s", name, strings.Join(args, " "), out)
 	return string(out)

@@ -78,6 +78,8 @@ func newPlan(only string) (plan, error) {
 	// tests start are built with the same flags.
 	flags := "GOFLAGS=" + strings.TrimSpace(os.Getenv("GOFLAGS")+" -trimpath -tags=netgo,osusergo")
 	static := []string{"CGO_ENABLED=0", flags}
+	tools, runner := lessCollection(os.Getenv("GOGC"))
+	goTool := slices.Concat(static, tools)
 	// -vet=off: the stage vet has run every analyzer. -ldflags=-w: to write the tables for debuggers takes
 	// the linker a second of processor time for each test binary.
 	here, err := os.Getwd()
@@ -85,21 +87,21 @@ func newPlan(only string) (plan, error) {
 		return plan{}, err
 	}
 	test := func(flags ...string) []string {
-		return append([]string{tool, "test", "-json", "-vet=off", "-ldflags=-w", "-timeout", "35m", "-exec", "sh '" + here + "/verify/testrun/cpu.sh'"}, flags...)
+		return append([]string{tool, "test", "-json", "-vet=off", "-ldflags=-w", "-timeout", "35m", "-exec", runner + "sh '" + here + "/verify/testrun/cpu.sh'"}, flags...)
 	}
 	atOnce := strconv.Itoa(runtime.NumCPU())
-	tests := &stage{name: "tests", goTest: true, env: static}
-	race := &stage{name: "race", goTest: true, env: []string{"CGO_ENABLED=1", flags}, mark: "(race)", skip: noRace(tool)}
-	plain := &stage{name: "plain", goTest: true, env: static, mark: "(plain)", rest: race, skip: race.skip, command: test("-p", atOnce)}
+	tests := &stage{name: "tests", goTest: true, env: goTool}
+	race := &stage{name: "race", goTest: true, env: slices.Concat([]string{"CGO_ENABLED=1", flags}, tools), mark: "(race)", skip: noRace(tool)}
+	plain := &stage{name: "plain", goTest: true, env: goTool, mark: "(plain)", rest: race, skip: race.skip, command: test("-p", atOnce)}
 	underRace := slices.DeleteFunc(slices.Clone(all), func(p string) bool { return !isRaced(p) })
 	race.packages = len(underRace)
 	race.command = append(test("-race", "-short", "-p", atOnce), slowestFirst(underRace)...)
 	p := plan{
 		first: []*stage{
-			{name: "build", env: static, command: []string{tool, "build", "./..."}},
+			{name: "build", env: goTool, command: []string{tool, "build", "./..."}},
 			{name: "gofmt", command: []string{"sh", "-c",
 				`files=$(gofmt -l $(git ls-files -co --exclude-standard '*.go')) && [ -z "$files" ] || { echo "not gofmt clean, run gofmt -w on:"; echo "$files"; exit 1; }`}},
-			{name: "vet", env: static, command: []string{tool, "vet", "./..."}},
+			{name: "vet", env: goTool, command: []string{tool, "vet", "./..."}},
 		},
 		lanes: [][]*stage{
 			{tests},
@@ -123,6 +125,16 @@ func newPlan(only string) (plan, error) {
 		return plan{}, errors.New("plain runs what race leaves out: -only race,plain")
 	}
 	return p, nil
+}
+
+// lessCollection is what has the compiler and the linker collect garbage less often, since they end
+// before they fill the memory, and what starts a test without that: tests keep Go's own setting.
+// A GOGC of the user's holds for all of them.
+func lessCollection(users string) (tools []string, runner string) {
+	if users != "" {
+		return nil, ""
+	}
+	return []string{"GOGC=400"}, "env -u GOGC "
 }
 
 // keep leaves the named stages; no names leave all.

@@ -347,6 +347,31 @@ func TestPlan(t *testing.T) {
 	require.Error(t, err)
 }
 
+// The compiler and the linker collect garbage less often; tests, and processes that they start, do
+// not. A GOGC of the user's holds for both.
+func TestToolsAloneCollectLess(t *testing.T) {
+	t.Chdir(filepath.Join("..", ".."))
+	for _, users := range []string{"", "70"} {
+		t.Setenv("GOGC", users)
+		p, err := newPlan("")
+		require.NoError(t, err)
+		for _, s := range p.stages() {
+			if s.goTest || s.name == "build" || s.name == "vet" {
+				require.Equal(t, users == "", slices.Contains(s.env, "GOGC=400"), s.name)
+			}
+			if !s.goTest {
+				continue
+			}
+			runner := s.command[slices.Index(s.command, "-exec")+1]
+			cmd := exec.Command("sh", "-c", runner+` sh -c 'echo "GOGC=[$GOGC]"'`)
+			cmd.Env = append(os.Environ(), s.env...)
+			out, err := cmd.CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			require.Contains(t, string(out), "GOGC=["+users+"]\n", s.name)
+		}
+	}
+}
+
 // What the race detector or -short has kept from a test runs again, and nothing else.
 func TestPlainRunsWhatRaceLeavesOut(t *testing.T) {
 	race := &stage{name: "race", goTest: true, packages: 3, mark: "(race)"}
