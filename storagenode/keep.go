@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/rdma/host"
 )
 
 // unfitAfter is how long a node may be unable to write its state before it tells its
@@ -102,10 +103,15 @@ func (n *Node) unfit() string {
 // failedFlush is why a region here is not flushed any more.
 func (n *Node) failedFlush() error {
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, number := range n.regionNumbers() {
-		if err := n.memories[number].Failed(); err != nil {
-			return fmt.Errorf("region %d: %w", number, err)
+	numbers := n.regionNumbers()
+	memories := make([]*host.Memory, len(numbers))
+	for i, number := range numbers {
+		memories[i] = n.memories[number]
+	}
+	n.mu.Unlock()
+	for i, m := range memories {
+		if err := m.Failed(); err != nil {
+			return fmt.Errorf("region %d: %w", numbers[i], err)
 		}
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -60,4 +61,24 @@ func TestHazard223_NoFlushBehindOneThatFailed(t *testing.T) {
 		require.ErrorIs(t, err, first)
 	}
 	require.ErrorIs(t, m.Failed(), first)
+}
+
+// A node and its clients over shm map one open file, and the kernel tells one of them of an error. The others ask for themselves.
+func TestHazard265_ErrorThatAnotherMappingWasTold(t *testing.T) {
+	node := failing(t)
+	clients := make([]pmem.Mapping, 2)
+	for i := range clients {
+		var err error
+		clients[i], err = pmem.Map(node.file, 0, 16<<20, unix.PROT_READ|unix.PROT_WRITE, true)
+		require.NoError(t, err)
+		clients[i].Flusher = clients[i].Flusher.StopAtError(node.file)
+		defer func() { require.NoError(t, clients[i].Flusher.Forget()) }()
+		defer clients[i].Unmap()
+		require.NoError(t, clients[i].Flusher.Failed())
+	}
+	require.NoError(t, node.Failed())
+	copy(clients[0].Mem[4096:], "changed!")
+	require.Error(t, clients[0].Flusher.Persist(clients[0].Mem, 4096, 8))
+	require.ErrorContains(t, clients[1].Flusher.Failed(), "nothing is flushed after an error of the disk")
+	require.ErrorContains(t, node.Failed(), "nothing is flushed after an error of the disk")
 }

@@ -180,7 +180,7 @@ func mapMemory(name string, f *os.File, bytes uint64, grow bool) (*Memory, error
 		return nil, fmt.Errorf("memory of %s: %w", name, err)
 	}
 	Advise(f, mapping.Mem)
-	m := &Memory{name: name, file: f, mapping: mapping, mem: mapping.Mem, flush: mapping.Flusher.StopAtError(), refs: 1, unpinnable: fs.Unpinnable}
+	m := &Memory{name: name, file: f, mapping: mapping, mem: mapping.Mem, flush: mapping.Flusher.StopAtError(f), refs: 1, unpinnable: fs.Unpinnable}
 	if mapping.Kind == pmem.KindFSDAX {
 		m.unpinnable = errPinFSDAX
 	}
@@ -286,8 +286,14 @@ func (m *Memory) Name() string { return m.name }
 // Persistent says whether the memory survives a loss of power once flushed.
 func (m *Memory) Persistent() bool { return m.flush.Persistent() }
 
-// Failed says why nothing of the memory is flushed any more; nil: it is.
-func (m *Memory) Failed() error { return m.flush.Failed() }
+// Failed says why nothing of the memory is flushed any more, also where another process was told of the error; nil: it is.
+func (m *Memory) Failed() error {
+	if m.retain() != nil {
+		return nil
+	}
+	defer m.release()
+	return m.flush.Failed()
+}
 
 // Persistence is what the memory really has: its kind, its domain and how it is flushed.
 func (m *Memory) Persistence() pmem.Persistence { return m.mapping.Persistence() }
@@ -370,7 +376,7 @@ func (m *Memory) release() error {
 			return fmt.Errorf("memory of %s stays mapped: %w", m.name, err)
 		}
 	}
-	return errors.Join(m.mapping.Unmap(), m.file.Close())
+	return errors.Join(m.mapping.Unmap(), m.flush.Forget(), m.file.Close())
 }
 
 // AtEnd has f called when the last user has released the memory, before it is unmapped. A

@@ -20,6 +20,7 @@ type mappings struct {
 // identity names a mapping: the memory's file, and whether it is mapped for writing.
 type identity struct {
 	dev, ino uint64 // of fstat
+	born     int64  // ns; 0: the file system does not say. Numbers of deleted files are given to new ones
 	off      uint64 // in the file
 	write    bool   // read-only sessions have mappings of their own
 }
@@ -51,7 +52,7 @@ func (m *mappings) enter(f *os.File, off, bytes uint64, write, persistent bool) 
 	bytes = (bytes + unit - 1) / unit * unit // a region has whole units of its device
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	id := identity{uint64(st.Dev), st.Ino, off, write}
+	id := identity{uint64(st.Dev), st.Ino, born(f), off, write}
 	if known := m.by[id]; known != nil && uint64(len(known.Mem)) == bytes {
 		known.refs++
 		return known, nil
@@ -70,7 +71,9 @@ func (m *mappings) enter(f *os.File, off, bytes uint64, write, persistent bool) 
 		return nil, fmt.Errorf("region memory: keeping it from child processes: %w", err)
 	}
 	host.Advise(f, mapped.Mem)
-	mapped.Flusher = mapped.Flusher.StopAtError()
+	if mapped.Flusher = mapped.Flusher.StopAtError(f); write {
+		mapped.Flusher = distrusted.instead(id, mapped.Flusher)
+	}
 	made := &mapping{id: id, Mapping: mapped, refs: 1}
 	if m.by == nil {
 		m.by = make(map[identity]*mapping)
@@ -90,5 +93,7 @@ func (m *mappings) leave(p *mapping) {
 			delete(m.by, p.id)
 		}
 		unix.Munmap(p.Mem)
+		distrusted.note(p.id, p.Flusher)
+		p.Flusher.Forget()
 	}
 }

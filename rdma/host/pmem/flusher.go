@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,9 +14,9 @@ const lineBytes = 64
 // Flusher makes the stores to one mapping durable. It is chosen once, when the memory is mapped. The
 // zero Flusher is of volatile memory.
 type Flusher struct {
-	way    Way
-	unit   *unit                  // nil: pages or nothing
-	failed *atomic.Pointer[error] // see StopAtError; nil: errors are forgotten
+	way     Way
+	unit    *unit    // nil: pages or nothing
+	failure *failure // see StopAtError; nil: errors are forgotten
 }
 
 // unit writes lines back: the processor's instructions, or a Ledger.
@@ -33,15 +32,6 @@ type unit struct {
 // flusherOf is the Flusher of a way. Preconditions: the processor has it.
 func flusherOf(w Way) Flusher {
 	return Flusher{way: w, unit: unitOf(w)}
-}
-
-// StopAtError is the same Flusher, whose Persist fails for ever after the first error of msync: the kernel takes the pages that it could not write for
-// written, so that the next msync would succeed without having written them.
-func (f Flusher) StopAtError() Flusher {
-	if f.way == Msync {
-		f.failed = new(atomic.Pointer[error])
-	}
-	return f
 }
 
 // Flushers are those of every way that this processor can do; for tests and measurements, on any memory.
@@ -91,23 +81,6 @@ func (f Flusher) Stream(mem []byte, off uint64, src []byte) {
 	f.unit.fence() // might be seen at another place in the order of the chain
 }
 
-// Failed says why nothing is flushed any more; nil: nothing has failed, or errors are forgotten.
-func (f Flusher) Failed() error {
-	if f.failed != nil {
-		if err := f.failed.Load(); err != nil {
-			return fmt.Errorf("nothing is flushed after an error of the disk, because the kernel takes what it could not write for written; mend or replace the disk, then restart the host, not this process alone: %w", *err)
-		}
-	}
-	return nil
-}
-
-// fail keeps the first error. A function of its own: without errors Persist allocates nothing.
-func (f Flusher) fail(err error) {
-	if f.failed != nil {
-		f.failed.CompareAndSwap(nil, &err)
-	}
-}
-
 // Persist returns when a range survives a loss of power. The error is of msync, and names the range.
 //
 // Preconditions: the range is within mem, a whole mapping; Persistent.
@@ -116,14 +89,14 @@ func (f Flusher) Persist(mem []byte, off, n uint64) error {
 		return nil
 	}
 	if f.way == Msync {
-		if err := f.Failed(); err != nil {
+		if err := f.failure.known(); err != nil {
 			return err
 		}
 		if err := msync(mem, off, n); err != nil {
-			f.fail(err)
+			f.failure.keep(err)
 			return err
 		}
-		return f.Failed() // of another goroutine meanwhile: the kernel tells one of them alone
+		return f.Failed() // of others meanwhile: msync tells one of those who map the same open file alone
 	}
 	if f.way != FenceAlone {
 		for end := off + n; off < end; {
