@@ -156,8 +156,7 @@ func (m *Machine) placeFor(g *region, from *node, taken []uint64) *node {
 // fits says whether n could take over the replica of a region that is on from: it is at work, and
 // in another failure domain than the other replicas. It does not look at free capacity.
 func (m *Machine) fits(g *region, n, from *node) bool {
-	if n.rec.State != nodeUp || n.stopping || !m.up(n) || n.fails > 0 || m.now < n.refusedUntil || g.on(n.rec.Id) != nil ||
-		g.rec.Durability == quarrypb.Durability_DURABILITY_PMEM && !n.rec.Persistent {
+	if n.rec.State != nodeUp || n.stopping || !m.up(n) || n.fails > 0 || m.now < n.refusedUntil || g.on(n.rec.Id) != nil || !n.suits(g.rec.Durability) {
 		return false
 	}
 	for _, r := range g.rec.Replicas {

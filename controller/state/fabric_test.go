@@ -61,3 +61,25 @@ func TestHazard233_NodesOfAnotherFabricDoNotJoin(t *testing.T) {
 		})
 	}
 }
+
+// A node that serves since before the controllers were upgraded goes on, and is given no replica: none who speaks this version reaches it.
+func TestHazard267_NoNewReplicasOnAnotherFabric(t *testing.T) {
+	r := newRig(t)
+	r.up(testNode("a", "/dc/r1/a", 1))
+	r.up(testNode("b", "/dc/r2/b", 1))
+	old := testNode("b", "/dc/r2/b", 1)
+	old.Fabric = wire.FabricOfLayout1
+	r.up(old)
+	n := r.m.nodeByName["b"]
+	for _, d := range []quarrypb.Durability{quarrypb.Durability_DURABILITY_MEM, quarrypb.Durability_DURABILITY_PMEM} {
+		_, err := r.m.place(&quarrypb.CreateRegionRequest{Replicas: 2, SizeBytes: 1 << 20, Durability: d}, nil, 1<<30)
+		require.Equal(t, Precondition, err.Code)
+		require.Contains(t, err.Text, "2 replicas need 2 failure domains, there are 1")
+		g := &region{rec: &quarrypb.Region{SizeBytes: 1 << 20, Durability: d}}
+		require.False(t, r.m.fits(g, n, nil))
+		for _, n := range r.m.nodes {
+			n.upSince = r.m.now - int64(rejoinMost)
+		}
+		require.Equal(t, "a", r.m.reconfig.spare(g).rec.Name)
+	}
+}

@@ -153,8 +153,7 @@ func (rc *reconfig) spare(g *region) *node {
 	var best *node
 	var bestRack bool
 	for _, n := range rc.m.nodes {
-		if !rc.m.steady(n) || g.on(n.rec.Id) != nil || rc.m.free(n, nil) < g.rec.SizeBytes ||
-			g.rec.Durability == quarrypb.Durability_DURABILITY_PMEM && !n.rec.Persistent {
+		if !rc.m.steady(n) || g.on(n.rec.Id) != nil || rc.m.free(n, nil) < g.rec.SizeBytes || !n.suits(g.rec.Durability) {
 			continue
 		}
 		taken, rack := false, true

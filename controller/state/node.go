@@ -148,6 +148,11 @@ func fabricOf(n *quarrypb.Node) uint32 {
 	return wire.FabricOfLayout1
 }
 
+// suits says whether replicas of a durability may be made on a node: its memory is such, and clients and copiers of this version reach it.
+func (n *node) suits(d quarrypb.Durability) bool {
+	return fabricOf(n.rec) == wire.FabricVersion && (d != quarrypb.Durability_DURABILITY_PMEM || n.rec.Persistent)
+}
+
 // probeFormer calls the incarnation of n that registered before, and admits the new one of r unless the former
 // answers the call or has sent a heartbeat meanwhile.
 func (m *Machine) probeFormer(waiter uint64, r *quarrypb.RegisterNodeRequest, n *node) {

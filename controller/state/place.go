@@ -35,8 +35,7 @@ func (m *Machine) place(r *quarrypb.CreateRegionRequest, taken []uint64, maxPage
 		if n.unfit != "" {
 			unfit += "; " + n.rec.Name + " is unfit: " + n.unfit
 		}
-		if n.rec.State != quarrypb.NodeState_NODE_STATE_UP || n.stopping || !m.up(n) ||
-			r.Durability == quarrypb.Durability_DURABILITY_PMEM && !n.rec.Persistent {
+		if n.rec.State != quarrypb.NodeState_NODE_STATE_UP || n.stopping || !m.up(n) || !n.suits(r.Durability) {
 			continue
 		}
 		able = append(able, n)
