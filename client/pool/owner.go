@@ -188,11 +188,25 @@ func (k *claim) settle(ctx context.Context, n note, lost error) (client.Name, er
 	return client.Name{}, lost
 }
 
-// own makes a token that of the pool's last writer.
+// own makes a token that of the pool's last writer. It can be called again. If the entry has another revision and is the claim's still, an earlier
+// request of this owner has arrived whose answer was lost: own goes on from that revision.
 func (k *claim) own(ctx context.Context, token string, torn bool) error {
-	n := k.n
-	n.Last, n.Torn = token, torn
-	return k.change(ctx, n)
+	for {
+		n := k.n
+		n.Last, n.Torn = token, torn
+		err := k.change(ctx, n)
+		if !errors.Is(err, client.ErrConflict) {
+			return err
+		}
+		e, now, lerr := lookup(ctx, k.c, k.e.Name)
+		if lerr != nil {
+			return lerr
+		}
+		if now.Owner != k.me || now.Token != k.n.Token || e.Revision == k.e.Revision {
+			return err
+		}
+		k.e, k.n = e, now
+	}
 }
 
 // release gives the pool up. It can be called again.

@@ -22,6 +22,16 @@ var poolMutants = []mutant{
 		runs:  pools("TestOpenWhoseRequestIsLate"),
 	},
 	{
+		name: "late request ends an owner's changes", what: "takes its own late request for another owner's change",
+		edits: []edit{{"client/pool.(*claim).own", `!errors.Is(err, client.ErrConflict)`, `!errors.Is(err, client.ErrFenced)`}},
+		runs:  pools("TestHazard260_OwnerGoesOnBehindLateRequest"),
+	},
+	{
+		name: "entry of another owner changed", what: "goes on from the entry of a call that has taken the pool",
+		edits: []edit{{"client/pool.(*claim).own", `now.Token != k.n.Token || `, ``}},
+		runs:  pools("TestHazard260_OwnerGoesOnBehindLateRequest"),
+	},
+	{
 		name: "sync trusts the primary", what: "leaves what the primary has and another replica has not",
 		edits: []edit{{"client/pool.(*Pool).Sync", `if same && alike {`, `if same {`}},
 		runs:  pools("TestReplicasThatDiffer"),
