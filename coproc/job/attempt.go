@@ -71,14 +71,15 @@ func (w *worker) conclude(dctx context.Context, cancel context.CancelCauseFunc, 
 }
 
 // beat raises the beat of a part's own attempt. An error ends the attempt: another worker has the part, or is to have it.
-// It gives way to no second attempt that stands still, which would not take the part: each attempt that follows would give way to it, too.
+// It gives way to no second attempt that stands still, which would not take the part: each attempt that follows would give way to it, too. Nor does
+// it if one of the part has given way already: the second attempt has stood still since, and may do so again.
 func (w *worker) beat(p *Part, e *env) error {
 	p.Beat++
 	e.tell(p)
 	switch err := w.store.settlePart(w.tidy, w.session, p); {
 	case errors.Is(err, errLost):
 		return errLost
-	case p.Second.ready() && w.seconded(p):
+	case !p.Yielded && p.Second.ready() && w.seconded(p):
 		return errYields
 	}
 	return nil
@@ -192,7 +193,7 @@ func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
 	case errors.Is(a.err, errCancelled):
 		p.State, outcome = Cancelled, outcomeCancelled
 	case errors.Is(a.err, errYields):
-		p.State, outcome = Pending, outcomeYielded
+		p.State, p.Yielded, outcome = Pending, true, outcomeYielded
 	case errors.Is(a.err, errInQueue):
 		p.State, p.Attempt, p.Error, p.queued, outcome = Pending, p.Attempt-1, cut(a.err.Error(), maxErrorLen), true, outcomeQueued
 	default:
@@ -200,7 +201,7 @@ func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
 		w.trees.forget(p.Job) // one may have been dropped
 		p.State, p.Error = Pending, cut(a.err.Error(), maxErrorLen)
 		p.log(fmt.Sprintf("attempt %d on %s: %s", p.Attempt, w.Name, p.Error))
-		if p.Attempt >= MaxAttempts || errors.Is(a.err, errBudget) {
+		if p.spent() >= MaxAttempts || errors.Is(a.err, errBudget) {
 			p.State = Failed
 		}
 	}

@@ -205,9 +205,9 @@ func (w *worker) take(ctx context.Context, p *Part) (bool, error) {
 	if !w.halted(ctx, p) || !w.begins(p) {
 		return false, nil
 	}
-	silent := p.State == Running
+	silent, spent := p.State == Running, p.spent()
 	p.State, p.Worker, p.Session, p.Attempt, p.Beat = Running, w.Name, w.session, min(p.Attempt, MaxAttempts)+1, p.Beat+1
-	if p.Attempt > MaxAttempts {
+	if spent >= MaxAttempts {
 		// Its worker died in each attempt: the part ends its workers.
 		p.State, p.Error = Failed, fmt.Sprintf("its workers died %d times", MaxAttempts)
 	}

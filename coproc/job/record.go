@@ -278,7 +278,7 @@ type Part struct {
 	Phase   string `json:"phase"`             // plan, map, reduce or replace
 	Index   int    `json:"index"`             // within the phase, from 0
 	State   State  `json:"state"`             // Pending, Running under Worker, or final
-	Attempt int    `json:"attempt,omitempty"` // begun so far; MaxAttempts of them fail the job
+	Attempt int    `json:"attempt,omitempty"` // begun so far; MaxAttempts of them, without one that has given way, fail the job
 	Worker  string `json:"worker,omitempty"`  // name of the one that runs it, or ran it last
 	Beat    uint64 `json:"beat,omitempty"`    // raised by the worker while it runs; one that stands still for a lease may be taken over
 	// Session under which the last attempt changes memory; zero once that attempt has ended. Another worker
@@ -286,6 +286,9 @@ type Part struct {
 	Session client.Session `json:"session,omitzero"`
 	// Second attempt of the part, which runs beside it, or has; a part gets one at most.
 	Second *Second `json:"second,omitempty"`
+	// Yielded says that one of the attempts has given way to Second. None does so after it, so that Attempt stays within what workers of
+	// earlier versions accept.
+	Yielded bool `json:"yielded,omitempty"`
 	// Node that holds the part's memory, by id; 0 means any.
 	Node uint32 `json:"node,omitempty"`
 	// What to read: a range of keys, or objects.
@@ -337,6 +340,14 @@ func planned(id uint64, parts []*Part) ([]*Part, error) {
 		}
 	}
 	return parts[0].Plan, nil
+}
+
+// spent is how many of its MaxAttempts the part has used: an attempt that has given way counts as none.
+func (p *Part) spent() int {
+	if p.Yielded {
+		return p.Attempt - 1
+	}
+	return p.Attempt
 }
 
 // String names the part, for logs and errors.

@@ -272,6 +272,9 @@ func (w *worker) takeBeside(ctx context.Context, p *Part) error {
 		if err := w.beatBeside(p, true); err != nil {
 			return err
 		}
+		if p.Attempt > MaxAttempts {
+			return fmt.Errorf("%w: the part has had %d attempts", errHeld, p.Attempt)
+		}
 		silent := p.State == Running && w.still(string(partKey(p.Job, p.Phase, p.Index)), p.Beat<<8|uint64(p.Attempt)) > w.Lease
 		if (p.State == Pending || silent) && w.halted(ctx, p) {
 			now := *p
