@@ -72,6 +72,7 @@ type jobRunCmd struct {
 	Arg     map[string]string `placeholder:"NAME=VALUE" help:"Argument of the plugin; may be repeated."`
 	Writes  []string          `placeholder:"TREE" help:"Further trees that the plugin may write."`
 	Maps    int               `name:"map-parts" help:"Parts to cut the input into, at most; 0 means four for each worker, and more where a part of a tree would have more than 64 MiB."`
+	Most    int               `name:"max-parts" help:"Parts that run at once, at most; 0 means as many as workers have slots. Such a job has no second attempts."`
 	Reduces int               `name:"reduce-parts" help:"Parts of the reduction; 0 means two for each worker."`
 	Limit   time.Duration     `name:"part-timeout" default:"10m" help:"Longest time for one attempt of one part."`
 	Memory  sizeFlag          `placeholder:"SIZE" help:"Memory of one instance of a WASM module; default and most are the worker's --module."`
@@ -98,7 +99,7 @@ func (c *jobRunCmd) Run(ctx context.Context, a *app) error {
 		return usagef("--output %q: want tree:NAME", c.Output)
 	}
 	return a.jobs(ctx, 0, func(ctx context.Context, s *job.Store) error {
-		j, err := s.Submit(ctx, job.Spec{Plugin: c.Plugin, Input: in, Output: out, Args: c.Arg, Writes: c.Writes, MapParts: c.Maps, ReduceParts: c.Reduces, PartTimeout: c.Limit, MemoryBytes: int(c.Memory), CompileTimeout: c.Compile, ShuffleBytes: int64(c.Shuffle), Lasts: c.Lasts, Keep: c.Keep, Replace: c.Replace, Linger: c.Linger})
+		j, err := s.Submit(ctx, job.Spec{Plugin: c.Plugin, Input: in, Output: out, Args: c.Arg, Writes: c.Writes, MapParts: c.Maps, MaxRunning: c.Most, ReduceParts: c.Reduces, PartTimeout: c.Limit, MemoryBytes: int(c.Memory), CompileTimeout: c.Compile, ShuffleBytes: int64(c.Shuffle), Lasts: c.Lasts, Keep: c.Keep, Replace: c.Replace, Linger: c.Linger})
 		if err != nil {
 			return err
 		}

@@ -36,6 +36,9 @@ func TestJobs(t *testing.T) {
 
 	on(t, "--json", "job", "run", "search", "--input", "tree:job-texts", "--output", "tree:job-index", "--map-parts", "2").decode(t, &j)
 	require.Equal(t, job.Done, j.State)
+	on(t, "--json", "job", "run", "search", "--input", "tree:job-texts", "--output", "tree:job-index", "--max-parts", "1").decode(t, &j)
+	require.Equal(t, job.Done, j.State)
+	require.Equal(t, 1, j.Spec.MaxRunning)
 	var hits []search.Hit
 	on(t, "--json", "search", "job-index", "stone", "water").decode(t, &hits)
 	require.Len(t, hits, 3)

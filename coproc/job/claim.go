@@ -93,7 +93,7 @@ func (w *worker) claimOf(ctx context.Context, id uint64, slow *[]straggler) (j *
 				return nil, nil, err
 			}
 		}
-		p, done, err := w.choose(ctx, parts, can)
+		p, done, err := w.choose(ctx, j, parts, can)
 		if err != nil || p != nil {
 			return j, p, err
 		}
@@ -316,7 +316,10 @@ func (w *worker) can(j *Job) bool {
 
 // choose claims one of the parts of a phase, if the worker can run it. done: all parts of the
 // phase are done.
-func (w *worker) choose(ctx context.Context, parts []*Part, can bool) (claimed *Part, done bool, err error) {
+//
+// Invariant: a part is claimed while fewer than j.Spec.MaxRunning parts before it are not done. Parts that are done stay so: of any that run at once,
+// all but the last one were not done when that was claimed, and so they are fewer than MaxRunning. A list of parts that is out of date shows fewer of them as done.
+func (w *worker) choose(ctx context.Context, j *Job, parts []*Part, can bool) (claimed *Part, done bool, err error) {
 	left := 0
 	var best []*Part
 	rank := 0
@@ -329,7 +332,7 @@ func (w *worker) choose(ctx context.Context, parts []*Part, can bool) (claimed *
 			return nil, false, w.store.end(ctx, p.Job, Failed, fmt.Sprintf("%v: %s", p, p.Error))
 		}
 		left++
-		if !can {
+		if !can || j.Spec.MaxRunning > 0 && left > j.Spec.MaxRunning {
 			continue
 		}
 		r := w.rank(p, staff)

@@ -76,6 +76,8 @@ type Spec struct {
 	// means two for each worker.
 	MapParts    int `json:"map_parts,omitempty"`
 	ReduceParts int `json:"reduce_parts,omitempty"`
+	// MaxRunning is how many parts run at once, at most; 0 means as many as there are slots. Such a job has no second attempts.
+	MaxRunning int `json:"max_running,omitempty"`
 	// PartTimeout of one attempt of one part.
 	PartTimeout time.Duration `json:"part_timeout_ns"`
 	// MemoryBytes of one instance of a module, and CompileTimeout of it; 0 means the worker's
@@ -196,6 +198,8 @@ func (s *Spec) checkLimits() error {
 		return fmt.Errorf("job: %d map parts, want 1 to %d", s.MapParts, MaxParts)
 	case s.ReduceParts < 0 || s.ReduceParts > MaxReduceParts:
 		return fmt.Errorf("job: %d reduce parts, want 1 to %d", s.ReduceParts, MaxReduceParts)
+	case s.MaxRunning < 0 || s.MaxRunning > MaxParts:
+		return fmt.Errorf("job: at most %d parts at once, want 1 to %d", s.MaxRunning, MaxParts)
 	case s.PartTimeout < 0 || s.PartTimeout > MaxPartTimeout:
 		return fmt.Errorf("job: part timeout %v, want more than 0 and at most %v", s.PartTimeout, MaxPartTimeout)
 	case s.MemoryBytes != 0 && (s.MemoryBytes < wasmPage || s.MemoryBytes > MaxMemoryBytes):
@@ -371,12 +375,12 @@ type Worker struct {
 	Plugins []coproc.About `json:"plugins"` // compiled into it
 	Beat    uint64         `json:"beat"`    // raised every third of a lease; another worker removes a record whose beat stands still
 	Host    string         `json:"host"`    // name of its host
-	// Format of records that it reads and writes: 1 has second attempts, and objects apart from their parts. 0: an earlier version.
+	// Format of records that it reads and writes: 1 has second attempts, and objects apart from their parts, 2 has Spec.MaxRunning. 0: an earlier version.
 	Format int `json:"format,omitempty"`
 }
 
 // format is that of this version.
-const format = 1
+const format = 2
 
 // encode is the value of a record.
 func encode(v any) []byte {

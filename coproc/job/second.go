@@ -109,7 +109,7 @@ func (w *worker) stranded(p *Part) bool {
 // the ones that are done, and than a lease. There are none while a worker is there that does not know of second attempts: it would take them out of
 // the records that it changes, again and again, and would not wait for them before it cleans up.
 func (w *worker) stragglers(j *Job, parts []*Part) (slow []straggler) {
-	if j.Phase != phaseMap && j.Phase != phaseReduce || len(j.Spec.Writes) > 0 || w.staff.Load().format < 1 {
+	if j.Phase != phaseMap && j.Phase != phaseReduce || len(j.Spec.Writes) > 0 || j.Spec.MaxRunning > 0 || w.staff.Load().format < 1 {
 		return nil
 	}
 	var took []time.Duration

@@ -108,6 +108,9 @@ func (s *Store) Submit(ctx context.Context, spec Spec) (*Job, error) {
 			return nil, fmt.Errorf("input: %w", err)
 		}
 	}
+	if err := s.mayCap(ctx, &spec); err != nil {
+		return nil, err
+	}
 	s.forgetExpired(ctx, time.Now())
 	workers, err := s.Workers(ctx)
 	if err != nil {
@@ -465,6 +468,24 @@ func (s *Store) Cancel(ctx context.Context, id uint64) error {
 		return fmt.Errorf("job %d has ended: it is %s", id, j.State)
 	}
 	return s.end(ctx, id, Cancelled, "cancelled")
+}
+
+// mayCap refuses a cap while a worker is there that does not know of caps. Workers that act for submitters compare the digest of the Spec, so
+// earlier ones refuse the job.
+func (s *Store) mayCap(ctx context.Context, spec *Spec) error {
+	if spec.MaxRunning == 0 {
+		return nil
+	}
+	here, err := s.workersHere(ctx)
+	if err != nil {
+		return err
+	}
+	for _, w := range here {
+		if w.Format < 2 {
+			return fmt.Errorf("job: at most %d parts at once: worker %s is of an earlier version, which does not know this limit: replace it", spec.MaxRunning, w.Name)
+		}
+	}
+	return nil
 }
 
 // Workers lists the workers that have registered: those that have rights of their own in the jobs' tree,

@@ -1,0 +1,103 @@
+package job_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/btree/kv"
+	"github.com/quarrystore/quarry/coproc"
+	"github.com/quarrystore/quarry/coproc/job"
+)
+
+// gated holds each map and each reduce part until the test lets one go.
+type gated struct{}
+
+var gate struct{ begun, let chan bool }
+
+func (gated) Map(_ coproc.Env, key, value []byte, emit coproc.Emit) error { return emit(key, value) }
+
+func (gated) Finish(env coproc.Env, _ coproc.Emit) error {
+	gate.begun <- true
+	select {
+	case <-gate.let:
+		return nil
+	case <-env.Context().Done():
+		return env.Context().Err()
+	}
+}
+
+func init() {
+	gate.begun, gate.let = make(chan bool, 100), make(chan bool)
+	coproc.Register("gated", "waits in each part", func() coproc.Plugin { return gated{} })
+}
+
+// Of a job with a cap no more parts run at once than that, however many slots are free, and the cap is reached.
+func TestHazard227_NoMorePartsRunThanTheJobSays(t *testing.T) {
+	r := newRig(t)
+	in := map[string]string{}
+	for i := range 800 {
+		in[fmt.Sprintf("%04d", i)] = "a value of some length, so that there are leaves for as many parts"
+	}
+	r.tree("in", in)
+	const most = 3
+	for i := range 3 {
+		r.worker(fmt.Sprint(i), func(c *job.Config) { c.Slots = 4 })
+	}
+	j, err := r.store.Submit(t.Context(), job.Spec{Plugin: "gated", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 12, MaxRunning: most})
+	require.NoError(t, err)
+	await := func() {
+		t.Helper()
+		select {
+		case <-gate.begun:
+		case <-time.After(patience):
+			t.Fatal("no part begins")
+		}
+	}
+	for range most {
+		await()
+	}
+	total := 0
+	for ended := 0; total == 0 || ended < total; ended++ {
+		now, err := r.store.Job(t.Context(), j.ID)
+		require.NoError(t, err)
+		total = now.Maps
+		running := 0
+		parts, err := r.store.Parts(t.Context(), j.ID, "map")
+		require.NoError(t, err)
+		for _, p := range parts {
+			if p.State == job.Running {
+				running++
+			}
+		}
+		require.LessOrEqual(t, running, most)
+		gate.let <- true
+		if ended+most < total {
+			await()
+		}
+	}
+	require.Greater(t, total, 2*most)
+	require.Equal(t, job.Done, r.wait(j.ID).State)
+	require.Empty(t, gate.begun)
+	require.Equal(t, in, r.read("out"))
+}
+
+// A cap is refused while a worker is there that does not know of caps.
+func TestCapsAreForWorkersThatKnowThem(t *testing.T) {
+	r := newRig(t)
+	r.tree("in", map[string]string{"a": "1"})
+	state, err := kv.Open(t.Context(), r.c, job.StateTree, btree.Config{})
+	require.NoError(t, err)
+	require.NoError(t, state.Put(t.Context(), []byte("worker/old"), []byte(`{"name":"old","beat":7,"format":1,"plugins":[{"Name":"odd"}]}`)))
+	spec := job.Spec{Plugin: "odd", Input: job.Source{Tree: "in"}, Output: "out", MaxRunning: 1}
+	_, err = r.store.Submit(t.Context(), spec)
+	require.ErrorContains(t, err, "worker old is of an earlier version")
+	for _, most := range []int{-1, job.MaxParts + 1} {
+		spec.MaxRunning = most
+		_, err = r.store.Submit(t.Context(), spec)
+		require.ErrorContains(t, err, "parts at once")
+	}
+}
