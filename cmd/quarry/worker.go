@@ -33,6 +33,7 @@ type workerCmd struct {
 	Node   string   `help:"Storage node beside which it runs, whose memory it prefers."`
 	Name   string   `placeholder:"NAME" help:"Name among the workers; default host and process."`
 	Slots  int      `default:"1" help:"Parts that run at the same time."`
+	Most   int      `name:"max-parts" help:"Parts of one job that run at the same time, at most; 0 means as many as there are slots."`
 	Memory sizeFlag `default:"2GiB" help:"Live memory at which the worker gives up its part and ends."`
 	Module sizeFlag `default:"256MiB" help:"Memory of one instance of a WASM module; a job may ask for less."`
 
@@ -56,7 +57,7 @@ func (c *workerCmd) Run(ctx context.Context, a *app) error {
 	control.Replicas, control.Durability = c.Replicas, durability(c.Durable)
 	worker.StandBack()
 	tally := &job.Tally{}
-	cfg := job.Config{Name: c.Name, Node: c.Node, Slots: c.Slots, ModuleBytes: int(c.Module), ProcessBytes: int(c.Memory),
+	cfg := job.Config{Name: c.Name, Node: c.Node, Slots: c.Slots, MaxOfJob: c.Most, ModuleBytes: int(c.Module), ProcessBytes: int(c.Memory),
 		CompileTimeout: c.CompileTimeout, PartTimeout: c.PartTimeout, Tally: tally, Logger: a.log}
 	return job.Serve(ctx, cfg, control, func(own *client.Client) error {
 		if own != nil {

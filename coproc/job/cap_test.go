@@ -101,3 +101,53 @@ func TestCapsAreForWorkersThatKnowThem(t *testing.T) {
 		require.ErrorContains(t, err, "parts at once")
 	}
 }
+
+// A worker runs as many parts of one job as it may, and its other slots run parts of other jobs.
+func TestHazard228_WorkerRunsSoManyPartsOfOneJob(t *testing.T) {
+	r := newRig(t)
+	in := map[string]string{}
+	for i := range 800 {
+		in[fmt.Sprintf("%04d", i)] = "a value of some length, so that there are leaves for as many parts"
+	}
+	r.tree("in", in)
+	r.worker("a", func(c *job.Config) { c.Slots, c.MaxOfJob = 5, 2 })
+	var jobs []*job.Job
+	for i := range 2 {
+		j, err := r.store.Submit(t.Context(), job.Spec{Plugin: "gated", Input: job.Source{Tree: "in"}, Output: fmt.Sprint("out", i), MapParts: 8})
+		require.NoError(t, err)
+		jobs = append(jobs, j)
+	}
+	running := func(j *job.Job) (n int) {
+		parts, err := r.store.Parts(t.Context(), j.ID, "map")
+		require.NoError(t, err)
+		for _, p := range parts {
+			if p.State == job.Running {
+				n++
+			}
+		}
+		return n
+	}
+	require.Eventually(t, func() bool { return running(jobs[0]) == 2 && running(jobs[1]) == 2 }, patience, 5*time.Millisecond)
+	r.done(job.Spec{Plugin: "odd", Input: job.Source{Tree: "in"}, Output: "odd", MapParts: 8}) // by the fifth slot
+	for _, j := range jobs {
+		require.Equal(t, 2, running(j))
+	}
+	stop := make(chan bool)
+	go func() {
+		for {
+			select {
+			case gate.let <- true:
+			case <-gate.begun:
+			case <-stop:
+				return
+			}
+		}
+	}()
+	for _, j := range jobs {
+		require.Equal(t, job.Done, r.wait(j.ID).State)
+	}
+	stop <- true
+	for len(gate.begun) > 0 {
+		<-gate.begun
+	}
+}

@@ -31,6 +31,9 @@ func (w *worker) claim(ctx context.Context) (*Job, *Part, error) {
 	var listed []uint64
 	var slow []straggler
 	for _, id := range ids {
+		if w.full(id) {
+			continue
+		}
 		j, p, fresh, err := w.claimReady(ctx, id)
 		if err == nil && p == nil && !fresh {
 			j, p, err = w.look(ctx, id, &slow)
@@ -261,15 +264,36 @@ func (w *worker) stopped(ctx context.Context, p *Part, session client.Session) b
 	return fenced
 }
 
+// full says whether as many parts of a job run here as may.
+func (w *worker) full(id uint64) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.fullHere(id)
+}
+
+// fullHere is full, under the worker's lock.
+func (w *worker) fullHere(id uint64) bool {
+	if w.MaxOfJob == 0 {
+		return false
+	}
+	n := 0
+	for _, job := range w.here {
+		if job == id {
+			n++
+		}
+	}
+	return n >= w.MaxOfJob
+}
+
 // begins records that an attempt of this worker may change memory from now on; false: one may
-// already.
+// already, or as many parts of the job run here as may.
 func (w *worker) begins(p *Part) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.here[p.String()] {
+	if _, runs := w.here[p.String()]; runs || w.fullHere(p.Job) {
 		return false
 	}
-	w.here[p.String()] = true
+	w.here[p.String()] = p.Job
 	return true
 }
 
@@ -284,7 +308,8 @@ func (w *worker) ends(p *Part) {
 func (w *worker) runs(p *Part) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.here[p.String()]
+	_, runs := w.here[p.String()]
+	return runs
 }
 
 // rank orders the parts for this worker: 0 not claimable, 1 claimable, 2 preferred.

@@ -28,6 +28,8 @@ type Config struct {
 	Node string
 	// Slots is how many parts run at the same time; 0 means 1.
 	Slots int
+	// MaxOfJob is how many parts of one job run here at the same time, at most; 0 means as many as there are slots.
+	MaxOfJob int
 	// ModuleBytes of memory for one instance of a module, and ProcessBytes of live
 	// heap for the whole process; 0 means DefaultMemoryBytes, and no limit. A job may ask for
 	// less memory for its instances.
@@ -92,7 +94,7 @@ type worker struct {
 	ready map[uint64]listing   // by job
 	asked map[uint64]time.Time // when a job was refused a place under the quota, by job
 	turn  uint64               // job that a part was last claimed of
-	here  map[string]bool      // parts with an attempt of this worker that has not ended, by key
+	here  map[string]uint64    // parts with an attempt of this worker that has not ended, by their names, and the numbers of their jobs
 	me    Worker               // the worker's own record; once Work serves, beWatched alone changes it: its beat
 }
 
@@ -116,6 +118,9 @@ func (cfg Config) withDefaults() (Config, error) {
 	}
 	if cfg.Slots < 1 || cfg.Slots > 256 {
 		return cfg, fmt.Errorf("worker: %d slots, want 1 to 256", cfg.Slots)
+	}
+	if cfg.MaxOfJob < 0 {
+		return cfg, fmt.Errorf("worker: at most %d parts of one job, want 1 or more", cfg.MaxOfJob)
 	}
 	if cfg.ModuleBytes == 0 {
 		cfg.ModuleBytes = DefaultMemoryBytes
@@ -203,7 +208,7 @@ func newWorker(ctx context.Context, cfg Config, d *client.Delegation, slots chan
 		return nil, err
 	}
 	store.d = d
-	w := &worker{Config: cfg, c: cfg.Client, session: session, store: store, seen: map[string]sighting{}, here: map[string]bool{}, ready: map[uint64]listing{}, asked: map[uint64]time.Time{}, compiling: make(chan struct{}, 1), modules: shelf{most: maxModules},
+	w := &worker{Config: cfg, c: cfg.Client, session: session, store: store, seen: map[string]sighting{}, here: map[string]uint64{}, ready: map[uint64]listing{}, asked: map[uint64]time.Time{}, compiling: make(chan struct{}, 1), modules: shelf{most: maxModules},
 		trees: newTrees(cfg.Client, store.t), outer: outer, bound: ctx, tidy: context.WithoutCancel(ctx), slots: slots}
 	w.staff.Store(&staff{})
 	if cfg.Node != "" {

@@ -79,6 +79,7 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 	f.StringVar(&o.work.Name, "name", "", "name among the workers; default host and process")
 	f.StringVar(&o.work.Node, "node", "", "storage node beside which it runs, whose memory it prefers")
 	f.IntVar(&o.work.Slots, "slots", 1, "parts that run at the same time")
+	f.IntVar(&o.work.MaxOfJob, "max-parts", 0, "parts of one job that run at the same time, at most; 0 means as many as there are slots")
 	f.IntVar(&o.memory, "memory-mib", 2048, "live memory at which the worker gives up its part and ends")
 	f.IntVar(&o.module, "module-mib", job.DefaultMemoryBytes>>20, "memory of one instance of a WASM module; a job may ask for less")
 	f.DurationVar(&o.work.CompileTimeout, "compile-timeout", job.DefaultCompileTimeout, "longest time to compile a WASM module; a job may ask for less")
