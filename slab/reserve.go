@@ -40,6 +40,7 @@ func (l *Lane) reserveAgain(a *attempt, ref proto.Ref, err error) error {
 			}
 			err = l.port.Pause(again)
 		case errors.Is(err, errHeld):
+			a.byHalf = false // the object may have been freed: see reserveOnce
 			if held++; held > maxHeld {
 				return fmt.Errorf("%w: %v is held by session %d", ErrBusy, ref, a.holder.Session())
 			}

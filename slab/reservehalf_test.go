@@ -140,3 +140,28 @@ func TestHazard255_CallEndsWhileItHolds(t *testing.T) {
 	require.NoError(t, p.Ended)
 	require.False(t, p.lose)
 }
+
+// TestFreedBehindAHolder: an object was freed, and its slab has another one whose image is in the half that is not expected; a session holds that. A caller
+// with the reference of before is told that its object is freed, and does not wait.
+func TestFreedBehindAHolder(t *testing.T) {
+	w := slabtest.New(t, 1)
+	p, stale := w.Lane(1), w.Lane(2)
+	ref, _ := bigObject(t, p)
+	require.NoError(t, update(stale.Lane, ref, make([]byte, 1900))) // V is even: the next is expected to be
+	_, _, _, err := p.Lane.Free(ref, false)                         // odd
+	require.NoError(t, err)
+	memory, s := w.Nodes[0].Memory.Bytes(), pairSlab(w, ref)
+	v := proto.V(proto.Word(memory, int(s.VOff())))
+	img := make([]byte, proto.ImageLen(8))
+	seed := proto.Seed(p.View().Seed, s.Off, ref.Incarnation.Generation())
+	for version := v.Version() + 1; ; version++ { // born again, by a session that holds it
+		if version&1 == 0 {
+			continue
+		}
+		copy(memory[s.ImageOff(version):], proto.EncodeImage(img, seed, proto.ImageHeader{Version: version, Born: version, Length: 8}))
+		proto.PutWord(memory, int(s.VOff()), uint64(proto.MakeV(proto.StateLive, version)))
+		break
+	}
+	proto.PutWord(memory, int(s.ROff()), uint64(p.Reservation()))
+	require.ErrorIs(t, update(stale.Lane, ref, nil), slab.ErrFreed)
+}
