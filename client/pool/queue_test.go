@@ -115,8 +115,12 @@ func TestQueueThatFails(t *testing.T) {
 		s, q := newSlow(t, 1<<16)
 		broken := errors.New("broken")
 		var waits, full error
+		require.NoError(t, q.add([]byte("x"), 10))
+		synctest.Wait() // it is being put: a and b are put behind it, as one batch
 		require.NoError(t, q.add([]byte("a"), 0))
 		require.NoError(t, q.add([]byte("b"), 1))
+		s.step <- nil
+		synctest.Wait()
 		go func() {
 			for full == nil {
 				full = q.add(make([]byte, 5000), 100)
