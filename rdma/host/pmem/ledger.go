@@ -25,6 +25,7 @@ type Ledger struct {
 	begun   map[uint64]begun // write-backs of this process without a fence, by the line's offset
 
 	flushed, needless uint64 // lines written back by this process, and those of them that were durable already
+	steps             uint64 // write-backs and fences of this process
 }
 
 // begun is a write-back without a fence.
@@ -53,6 +54,7 @@ func (l *Ledger) writeBack(mem []byte, off, n uint64) {
 	l.step()
 	l.lock()
 	defer l.unlock()
+	l.steps++
 	for at := off &^ (lineBytes - 1); at < off+n; at += lineBytes {
 		b := begun{turn: l.shared.next()}
 		words(b.line[:], mem[at:at+lineBytes])
@@ -82,6 +84,7 @@ func (l *Ledger) fence() {
 	l.step()
 	l.lock()
 	defer l.unlock()
+	l.steps++
 	for at, b := range l.begun {
 		if l.shared.newest(at, b.turn) {
 			words(l.durable[at:at+lineBytes], b.line[:])
@@ -99,6 +102,13 @@ func (l *Ledger) lock() {
 func (l *Ledger) unlock() {
 	l.shared.unlock()
 	l.mu.Unlock()
+}
+
+// Steps counts the write-backs of ranges, and the fences, of this process.
+func (l *Ledger) Steps() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.steps
 }
 
 // Cut is the memory after a loss of power at this moment. Of the words of 8 bytes that are not
