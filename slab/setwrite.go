@@ -118,8 +118,8 @@ func (l *Lane) stageMember(a *attempt, space, payload []byte) error {
 	return l.stageRedo(a, space[size:], l.set.some)
 }
 
-// shadowWhole is shadowHolding with another look at the set behind it, for H2: the lane may have waited, for the region or for the answer to a
-// round, and the epoch of another member's region, or the lease, may have ended meanwhile. On an error the lane holds no staging slab.
+// shadowWhole calls shadowHolding and then checks the set and the lease again (H2). While shadowHolding waits for the region, or for the answer to a
+// round, the epoch of another member's region or the lease may end. On an error the lane holds no staging slab.
 func (l *Lane) shadowWhole(a *attempt, space []byte) error {
 	if err := l.shadowHolding(a, space); err != nil {
 		return err

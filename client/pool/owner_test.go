@@ -38,7 +38,7 @@ func TestHazard260_OwnerGoesOnBehindLateRequest(t *testing.T) {
 	require.NoError(t, p.own(ctx, "x", false))
 	require.Equal(t, []any{"x", false}, []any{state().Last, state().Torn})
 
-	// A change that was made, and that nobody could look up.
+	// The change is made. Its answer is lost, and the look-up behind that fails.
 	held, arrive = line.Late("SwapName")
 	gone, cancel = context.WithCancel(ctx)
 	go func() { <-held; cancel() }()

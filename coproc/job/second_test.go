@@ -201,6 +201,20 @@ func (r *rig) runs(second bool) (refs []proto.Ref) {
 	return refs
 }
 
+// secondIsReady submits a job with one slow part, whose attempt by a running worker sends to came. It returns when a second attempt, by a process
+// that it starts, has a result.
+func (r *rig) secondIsReady(run string, came <-chan bool) (*job.Job, *process) {
+	j, err := r.store.Submit(r.Context(), job.Spec{Plugin: "drags", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3, Args: map[string]string{"run": run}})
+	require.NoError(r, err)
+	<-came
+	second := r.process(time.Second, client.TransportTCP)
+	require.Eventually(r, func() bool {
+		p := r.slow(j.ID)
+		return p != nil && p.Second.Ready
+	}, patience, time.Millisecond)
+	return j, second
+}
+
 // slow is the part with a second attempt; nil if there is none yet.
 func (r *rig) slow(id uint64) (slow *job.Part) {
 	parts, err := r.store.Parts(r.Context(), id, "")
@@ -423,14 +437,7 @@ func TestPartOutlivesItsSecondAttempt(t *testing.T) {
 	slow := until(heirs, gate)
 	slowdown(t.Name(), "map", func(env coproc.Env) error { came <- true; return forever(env) }, slow, slow, slow)
 	r.worker("first", func(c *job.Config) { c.Slots, c.Lease = 1, 12*time.Second }) // a beat is 2 s
-	j, err := r.store.Submit(t.Context(), job.Spec{Plugin: "drags", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3, Args: map[string]string{"run": t.Name()}})
-	require.NoError(t, err)
-	<-came
-	second := r.process(time.Second, client.TransportTCP)
-	require.Eventually(t, func() bool {
-		p := r.slow(j.ID)
-		return p != nil && p.Second.Ready
-	}, patience, time.Millisecond)
+	j, second := r.secondIsReady(t.Name(), came)
 	require.NoError(t, teststop.Stop(second.Process.Pid))
 	r.worker("heir", nil)
 	<-heirs

@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/coproc"
 	"github.com/quarrystore/quarry/coproc/job"
 	"github.com/quarrystore/quarry/verify/testcluster"
@@ -34,14 +33,7 @@ func TestHazard226_AttemptThatGivesWayIsNotCounted(t *testing.T) {
 			}
 			slowdown(t.Name(), "map", holds...)
 			r.worker("first", func(c *job.Config) { c.Slots, c.Lease = 1, 12*time.Second }) // a beat is 2 s
-			j, err := r.store.Submit(t.Context(), job.Spec{Plugin: "drags", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 3, Args: map[string]string{"run": t.Name()}})
-			require.NoError(t, err)
-			<-came
-			second := r.process(time.Second, client.TransportTCP)
-			require.Eventually(t, func() bool {
-				p := r.slow(j.ID)
-				return p != nil && p.Second.Ready
-			}, patience, time.Millisecond)
+			j, second := r.secondIsReady(t.Name(), came)
 			require.NoError(t, second.Process.Kill())
 			r.worker("heir", nil)
 			require.Equal(t, last, r.wait(j.ID).State)

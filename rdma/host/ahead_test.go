@@ -72,7 +72,7 @@ func TestHazard222_DisksWithShortRequests(t *testing.T) {
 	require.Eventually(t, func() bool { return cachedPages(t, m.Bytes()) == pages }, 3*time.Minute, time.Millisecond)
 }
 
-// What a disk takes at a time is in sysfs, for a partition with its disk, and within bounds.
+// aheadPiece reads from sysfs how much the kernel reads of a disk for one request. A partition has its disk's. The piece stays within bounds.
 func TestAheadPiece(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
 	require.NoError(t, err)

@@ -286,7 +286,8 @@ func (m *Memory) Name() string { return m.name }
 // Persistent says whether the memory survives a loss of power once flushed.
 func (m *Memory) Persistent() bool { return m.flush.Persistent() }
 
-// Failed says why nothing of the memory is flushed any more, also where another process was told of the error; nil: it is.
+// Failed returns the first error of writing the memory's file to the disk, also one that the kernel reported to another process; nil: there
+// was none. Behind an error nothing of the memory is flushed.
 func (m *Memory) Failed() error {
 	if m.retain() != nil {
 		return nil

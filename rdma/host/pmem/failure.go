@@ -37,7 +37,8 @@ func (f Flusher) Forget() error {
 	return nil
 }
 
-// Failed says why nothing is flushed any more; nil: nothing has failed, or errors are forgotten. It does not wait for a disk.
+// Failed returns the first error of the file's write-back, after which nothing is flushed; nil: there was none, or this Flusher does not keep
+// errors. It does not wait for a disk.
 func (f Flusher) Failed() error {
 	f.failure.look()
 	return f.failure.known()
@@ -64,8 +65,8 @@ func (f *failure) keep(err error) {
 // noError are answers that tell nothing of the disk: of a closed file, or of a host that does not let this process ask.
 var noError = []error{unix.EBADF, unix.EINVAL, unix.ESPIPE, unix.ENOSYS, unix.EPERM, unix.EACCES, unix.EINTR}
 
-// look asks the kernel whether it has failed to write a page of the file since it was opened, whoever has changed the page. It waits for the
-// writes of a range, and the range is behind every page.
+// look asks the kernel whether the write-back of any page of the file has failed since watch was opened. sync_file_range waits for the
+// writes of its range, and that range lies behind the end of the file: look waits for no disk.
 func (f *failure) look() {
 	if f == nil || f.watch == nil {
 		return
