@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -346,7 +347,16 @@ func (t *term) act(ctx context.Context, actions []state.Action) error {
 		case state.Commit:
 			t.wg.Go(func() { t.send(ctx, t.c.counted.commit(func() state.Event { return t.commit(ctx, a) })) })
 		case state.Call:
-			t.wg.Go(func() { t.send(ctx, t.c.counted.call(a.Msg, func() state.Event { return t.call(ctx, a) })) })
+			t.wg.Go(func() {
+				if a.After > 0 {
+					select {
+					case <-time.After(time.Duration(a.After)):
+					case <-ctx.Done():
+						return
+					}
+				}
+				t.send(ctx, t.c.counted.call(a.Msg, func() state.Event { return t.call(ctx, a) }))
+			})
 		case state.Answer:
 			t.mu.Lock()
 			w := t.waiters[a.Waiter]
@@ -471,6 +481,7 @@ func (t *term) call(ctx context.Context, a state.Call) state.Event {
 		r.Msg = nil
 		code := connect.CodeOf(err)
 		r.NoSpace = code == connect.CodeResourceExhausted
+		r.NoListener = errors.Is(err, syscall.ECONNREFUSED)
 		// These codes come from the agent itself; the others from the way to it.
 		r.Refused = code == connect.CodeInvalidArgument || code == connect.CodeFailedPrecondition || code == connect.CodeNotFound ||
 			code == connect.CodeAlreadyExists || code == connect.CodeResourceExhausted || code == connect.CodePermissionDenied || code == connect.CodeAborted

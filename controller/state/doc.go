@@ -12,8 +12,9 @@
 //
 //	1  suspicion   late heartbeats, an unanswered call, complaints of clients, the pulse or
 //	               the end of a connection make the node suspect, and it is probed  watch.go
-//	2  loss        three probes in a row without the right answer: the node is lost, and its
-//	               replicas are missing                                          watch.go
+//	2  loss        three probes in a row without the right answer, 10 ms apart where its host
+//	               refuses the connection: the node is lost, and its replicas are missing
+//	                                                                             watch.go
 //	3  survivors   every in-sync replica that is to stay must answer a probe that was sent
 //	               after the loss was known. The region waits as long as any replica is
 //	               unsure                                                        epoch.go

@@ -32,6 +32,8 @@ type Reply struct {
 	// Refused: the agent has answered, with Err. False: what it did is unknown.
 	Refused bool
 	NoSpace bool // it was refused for want of room
+	// NoListener: the agent's host refused the connection, so no process listens at the agent's address.
+	NoListener bool
 }
 
 // Committed says that the Commit that is out has taken effect.
@@ -109,6 +111,7 @@ type Call struct {
 	URL         string        // of the agent
 	Msg         proto.Message // a request message of quarrypb.Agent
 	Timeout     int64         // ns
+	After       int64         // ns; the call is sent so long after the step. Timeout begins then
 }
 
 // Answer ends an Ask: with a message, or with an error.

@@ -39,6 +39,7 @@ type node struct {
 	// How it is watched: see watch.go.
 	suspect, probing     bool
 	fails                int         // probes in a row without the right answer
+	refused              bool        // the node's host refused the connection of each of these probes
 	probeNext, calmUntil int64       // no probe before; no suspicion before
 	lost                 bool        // treated as gone: unreachable, unfit or sick. Ends with a good probe, not before sickUntil, or with a new incarnation
 	goneAt               int64       // when its loss or its new incarnation was learned

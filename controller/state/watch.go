@@ -1,6 +1,7 @@
 package state
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 const (
 	suspectProbes = 3                      // probes in a row without the right answer make a node lost
 	probeGap      = 50 * time.Millisecond  // from the outcome of a failed probe of a suspect node to the next
+	refusedGap    = 10 * time.Millisecond  // the same where the host of the node refused the connection: no process listens there
 	probeLost     = 500 * time.Millisecond // the same for a node that is lost or unfit
 	probeCalm     = 100 * time.Millisecond // after an answered probe no suspicion is taken up
 	// rejoinAfter is how long a node must have answered before its replicas are
@@ -80,9 +82,14 @@ func (m *Machine) probe(n *node) {
 	if n.probing || !n.suspect && !n.lost && n.unfit == "" || m.now < n.probeNext {
 		return
 	}
+	m.probeAfter(n, 0)
+}
+
+// probeAfter sends a Ping, after ns from now. Ticks are too rare to time the probes behind a refused one.
+func (m *Machine) probeAfter(n *node, after int64) {
 	n.probing = true
 	incarnation, sent := n.rec.Incarnation, m.now
-	m.agents.callURL(Call{Node: n.rec.Id, URL: n.rec.AgentUrl, Msg: &quarrypb.PingRequest{}, Timeout: int64(m.cfg.ProbeTimeout)}, func(r Reply) {
+	m.agents.callURL(Call{Node: n.rec.Id, URL: n.rec.AgentUrl, Msg: &quarrypb.PingRequest{}, Timeout: int64(m.cfg.ProbeTimeout), After: after}, func(r Reply) {
 		n.probing = false
 		if n.rec.Incarnation != incarnation || n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN {
 			return
@@ -91,7 +98,7 @@ func (m *Machine) probe(n *node) {
 			m.judgeFit(n, pong.Unfit)
 			m.probed(n, sent)
 		} else {
-			m.unanswered(n)
+			m.unanswered(n, r.NoListener)
 		}
 	})
 }
@@ -126,7 +133,9 @@ func (m *Machine) probed(n *node, sent int64) {
 }
 
 // unanswered counts a probe without the right answer. The third in a row makes the node lost.
-func (m *Machine) unanswered(n *node) {
+// refused: the host of the node refused the connection.
+func (m *Machine) unanswered(n *node, refused bool) {
+	n.refused = refused && (n.refused || n.fails == 0)
 	n.fails++
 	n.probeNext = m.now + int64(probeGap)
 	if n.lost {
@@ -137,9 +146,16 @@ func (m *Machine) unanswered(n *node) {
 		return
 	}
 	if n.fails < suspectProbes {
+		if refused {
+			m.probeAfter(n, int64(refusedGap))
+		}
 		return
 	}
-	m.note("node %s (%d) is lost: %d probes in a row without an answer from its incarnation %d", n.rec.Name, n.rec.Id, n.fails, n.rec.Incarnation)
+	how := fmt.Sprintf("%d probes in a row without an answer from its incarnation %d", n.fails, n.rec.Incarnation)
+	if n.refused {
+		how = fmt.Sprintf("its host refused %d connections in a row to %s: no process listens there", n.fails, n.rec.AgentUrl)
+	}
+	m.note("node %s (%d) is lost: %s", n.rec.Name, n.rec.Id, how)
 	m.lose(n)
 }
 
