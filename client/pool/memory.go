@@ -205,11 +205,11 @@ func (m *Memory) Sync(ctx context.Context, progress func(done uint64)) (Report, 
 		return all, err
 	}
 	for i, r := range m.replicas {
+		m.gaps[i].marked = false // also where it fails: the replica may not be torn any more, if the answer that says so was lost
 		one, err := resync(ctx, r, r.owner(), progress)
 		if all.add(one); err != nil {
 			return all, err
 		}
-		m.gaps[i].marked = false
 		m.gaps[i].open.Store(false)
 	}
 	if m.queue != nil {

@@ -107,6 +107,11 @@ var poolMutants = []mutant{
 		runs:  pools("TestSimulatedSets"),
 	},
 	{
+		name: "torn behind a lost answer", what: "takes a replica for torn that a Sync without an answer has made whole",
+		edits: []edit{{"client/pool.(*Memory).Sync", `m.gaps[i].marked = false`, ``}},
+		runs:  pools("TestHazard305_SyncWhoseAnswerIsLost"),
+	},
+	{
 		name: "replica written before it is torn", what: "sends later ranges to a replica that lacks one and does not say so yet",
 		edits: []edit{{"client/pool.(*Memory).putTo", `if g.open.Load() {`, `if false {`}},
 		runs:  pools("TestSimulatedSets"),
