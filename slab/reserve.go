@@ -244,9 +244,7 @@ func (l *Lane) hasLaterEpoch(a *attempt) bool {
 // is the same, and the round may be repeated. errAgain: the epoch is over, and the reservation
 // with it. Another error has ended the session.
 func (l *Lane) again(a *attempt) error {
-	if p, ok := l.port.(Holder); ok {
-		p.Holds()
-	}
+	l.sayHolds()
 	if err := l.settle(a.reg); err != nil {
 		return l.abandon(a, err)
 	}
@@ -254,6 +252,13 @@ func (l *Lane) again(a *attempt) error {
 		return errAgain
 	}
 	return nil
+}
+
+// sayHolds says, ahead of the settling of a round that has only READ, that the operation holds a slab: see Holder.
+func (l *Lane) sayHolds() {
+	if p, ok := l.port.(Holder); ok {
+		p.Holds()
+	}
 }
 
 // repeatHeld sends the round that build makes until it has an answer, within the attempt's epoch.

@@ -165,3 +165,26 @@ func TestFreedBehindAHolder(t *testing.T) {
 	proto.PutWord(memory, int(s.ROff()), uint64(p.Reservation()))
 	require.ErrorIs(t, update(stale.Lane, ref, nil), slab.ErrFreed)
 }
+
+// TestHazard306_CallEndsWhileItConfirmsASet: the deadline of a call passes in the READ by which Hold finds out that it holds all slabs of a set. It has time to
+// give them back, and its session does not end.
+func TestHazard306_CallEndsWhileItConfirmsASet(t *testing.T) {
+	w := slabtest.New(t, 1)
+	p, other := &endedCall{Port: w.Lane(1)}, w.Lane(2)
+	var err error
+	p.Lane, err = slab.NewLane(p)
+	require.NoError(t, err)
+	refs := objects(t, other, 2)
+	require.NoError(t, p.Lane.Hold(refs)) // headers are cached
+	require.NoError(t, p.Lane.Drop())
+	require.NoError(t, other.Lane.Hold(refs[:1]))
+	p.OnPause = func(int) error { // the set takes more than one round
+		p.OnPause, p.lose = nil, true
+		return other.Lane.Drop()
+	}
+	require.NoError(t, p.Lane.Hold(refs))
+	require.False(t, p.lose)
+	require.NoError(t, p.Ended)
+	require.NoError(t, p.Lane.Drop())
+	require.Zero(t, heldBy(w, refs[0]))
+}

@@ -310,6 +310,7 @@ func (l *Lane) confirmSet() error {
 	}
 	l.do()
 	if l.round.Err() != nil {
+		l.sayHolds()
 		if err := l.settle(s.members[0].reg); err != nil {
 			return l.abandon(&s.members[0], err)
 		}

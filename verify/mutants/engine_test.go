@@ -204,8 +204,13 @@ var engineMutants = []mutant{
 	},
 	{
 		name: "READ under a reservation given up", what: "ends the session when a deadline passes in a READ under a reservation",
-		edits: []edit{{"slab.(*Lane).again", `p.Holds()`, `_ = p`}},
+		edits: []edit{{"slab.(*Lane).again", `l.sayHolds()`, ``}},
 		runs:  []run{tests("slab", "^TestHazard255_CallEndsWhileItHolds$")},
+	},
+	{
+		name: "set given up in the READ that confirms it", what: "ends the session when a deadline passes in the READ by which Hold confirms a set",
+		edits: []edit{{"slab.(*Lane).confirmSet", `l.sayHolds()`, ``}},
+		runs:  []run{tests("slab", "^TestHazard306_CallEndsWhileItConfirmsASet$")},
 	},
 
 	// Order and persistence of verbs.
