@@ -265,7 +265,7 @@ func (s *Server) finish(ctx context.Context, m *memory) {
 	defer cancel()
 	gone := false
 	if err := s.sync(ctx, m, 0, m.pages()); err != nil {
-		gone = s.deleted(ctx, m)
+		gone = m.deleted(ctx)
 		s.keeps(m, gone, err)
 		if !gone {
 			return
@@ -280,10 +280,10 @@ func (s *Server) finish(ctx context.Context, m *memory) {
 	}
 }
 
-// deleted says whether the space of a memory is there no more.
-func (s *Server) deleted(ctx context.Context, m *memory) bool {
-	sp, err := space.Open(ctx, s.cfg.Client, m.id.Name)
-	return errors.Is(err, client.ErrNoName) || err == nil && sp.Identity() != m.id
+// deleted says whether the space is there no more. A space of which a region was lost is there.
+func (m *memory) deleted(ctx context.Context) bool {
+	_, err := m.space.Resolve(ctx, m.base())
+	return errors.Is(err, client.ErrNoName)
 }
 
 // keeps says, once for each memory, what becomes of pages that could not be written.

@@ -72,8 +72,8 @@ func (s *Server) forget(r run) error {
 	return err
 }
 
-// writeBack writes the dirty ones of frames into the space, a round for roundPages of them. They are clean then, or, where their round has failed, as dirty as
-// before.
+// writeBack writes the dirty ones of frames into the space, a round for roundPages of them, and where that fails one for those of each region. They are clean then,
+// or, where their round has failed, as dirty as before.
 // Preconditions: the frames are the caller's.
 func (s *Server) writeBack(ctx context.Context, frames []*frame) error {
 	var dirty []*frame
@@ -87,7 +87,7 @@ func (s *Server) writeBack(ctx context.Context, frames []*frame) error {
 	pages := 0
 	flush := func() {
 		if pages > 0 {
-			errs = append(errs, s.writeRound(ctx, round, pages))
+			errs = append(errs, s.writeRounds(ctx, round))
 		}
 		round, pages = nil, 0
 	}
@@ -101,11 +101,46 @@ func (s *Server) writeBack(ctx context.Context, frames []*frame) error {
 	return errors.Join(errs...)
 }
 
+// writeRounds writes runs of one space back: in one round, or, where that fails, in one for each region, because one that is lost must not hold up the others.
+func (s *Server) writeRounds(ctx context.Context, round []run) error {
+	err := s.writeRound(ctx, round)
+	if err == nil {
+		return nil
+	}
+	each := byRegion(round, round[0][0].of.space.Info().RegionBytes/pageBytes)
+	if len(each) == 1 {
+		return err
+	}
+	var errs []error
+	for _, part := range each {
+		errs = append(errs, s.writeRound(ctx, part))
+	}
+	return errors.Join(errs...)
+}
+
+// byRegion divides runs, in order, at the borders of regions of so many pages.
+func byRegion(round []run, pages uint64) (each [][]run) {
+	last := uint64(0)
+	for _, r := range round {
+		for len(r) > 0 {
+			region := r.first() / pages
+			n := min(uint64(len(r)), (region+1)*pages-r.first())
+			if len(each) == 0 || region != last {
+				each, last = append(each, nil), region
+			}
+			i := len(each) - 1
+			each[i], r = append(each[i], r[:n]), r[n:]
+		}
+	}
+	return each
+}
+
 // writeRound writes runs of one space back.
-func (s *Server) writeRound(ctx context.Context, round []run, pages int) error {
-	of := round[0][0].of
+func (s *Server) writeRound(ctx context.Context, round []run) error {
+	of, pages := round[0][0].of, 0
 	pieces := make([]space.Piece, len(round))
 	for i, r := range round {
+		pages += len(r)
 		// Its bytes stand still from here on, until the frame is released.
 		if err := of.protect(r.first(), uint64(len(r))); err != nil {
 			return err
