@@ -55,6 +55,7 @@ type Client struct {
 	crossed         sync.Map      // incarnation and rail, as nodeProvider: crossings that were warned of
 	railEvents      railEvents
 	past            pastStats     // sums of ended sessions
+	pendingRaw      pendingRaw    // sessions that have ended in a change of a raw region
 	clusterReplicas atomic.Uint32 // the cluster's default, as last heard from a controller; 0 before
 }
 

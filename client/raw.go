@@ -173,8 +173,8 @@ func (c *Client) allowClear(changes bool) error {
 	return fmt.Errorf("%w: spaces and pools hold plain bytes: write them with a client without keys, and read them without keys or with AllowClear", ErrNotEncrypted)
 }
 
-// onRaw runs a call on a lane's raw programs.
-func (c *Client) onRaw(ctx context.Context, k Kind, f func(l *raw.Lane) error) error {
+// onRaw runs a call at a place on a lane's raw programs.
+func (c *Client) onRaw(ctx context.Context, k Kind, at rawPlace, f func(l *raw.Lane) error) error {
 	if err := c.allowClear(k.changes()); err != nil {
 		return err
 	}
@@ -184,7 +184,16 @@ func (c *Client) onRaw(ctx context.Context, k Kind, f func(l *raw.Lane) error) e
 				return err
 			}
 		}
-		return rawError(f(l.raw))
+		if !k.changes() {
+			return rawError(f(l.raw))
+		}
+		if err := l.awaitPending(at); err != nil {
+			return err
+		}
+		if err = f(l.raw); err != nil {
+			l.notePending(at, err)
+		}
+		return rawError(err)
 	})
 }
 
@@ -201,7 +210,7 @@ func (c *Client) onPieces(ctx context.Context, k Kind, pieces []RawPiece, f func
 	if len(pieces) > MaxRawPieces {
 		return fmt.Errorf("%w: %d pieces, at most %d", ErrArgument, len(pieces), MaxRawPieces)
 	}
-	return c.onRaw(ctx, k, func(l *raw.Lane) error {
+	return c.onRaw(ctx, k, rawPlace{pieces: pieces}, func(l *raw.Lane) error {
 		moved := l.Pieces(len(pieces))
 		for i, p := range pieces {
 			moved[i] = raw.Piece{Region: p.Region, Off: rawOff(p.Off), Buf: p.Buf}
@@ -227,7 +236,7 @@ func (c *Client) WriteRaw(ctx context.Context, pieces []RawPiece) error {
 
 // FlushRaw returns when a range of a durable region's data is on stable storage at every replica.
 func (c *Client) FlushRaw(ctx context.Context, region uint32, off, bytes uint64) error {
-	return c.onRaw(ctx, KindOther, func(l *raw.Lane) error {
+	return c.onRaw(ctx, KindOther, rawPlace{region: region}, func(l *raw.Lane) error {
 		return l.Flush(region, rawOff(off), bytes)
 	})
 }
@@ -245,7 +254,7 @@ func (c *Client) HashRaw(ctx context.Context, ranges []RawRange, hashes []uint64
 	if len(hashes) < len(ranges) {
 		return fmt.Errorf("%w: room for %d hashes of %d ranges", ErrArgument, len(hashes), len(ranges))
 	}
-	return c.onRaw(ctx, KindRead, func(l *raw.Lane) error { return l.Hashes(rawRanges(ranges), hashes) })
+	return c.onRaw(ctx, KindRead, rawPlace{}, func(l *raw.Lane) error { return l.Hashes(rawRanges(ranges), hashes) })
 }
 
 // CompareRaw is HashRaw, and stores of each range whether all its replicas have the same bytes, so that they stay the same over failovers. It takes
@@ -254,7 +263,7 @@ func (c *Client) CompareRaw(ctx context.Context, ranges []RawRange, hashes []uin
 	if len(hashes) < len(ranges) || len(alike) < len(ranges) {
 		return fmt.Errorf("%w: room for %d hashes and %d answers of %d ranges", ErrArgument, len(hashes), len(alike), len(ranges))
 	}
-	return c.onRaw(ctx, KindRead, func(l *raw.Lane) error { return l.Compare(rawRanges(ranges), hashes, alike) })
+	return c.onRaw(ctx, KindRead, rawPlace{}, func(l *raw.Lane) error { return l.Compare(rawRanges(ranges), hashes, alike) })
 }
 
 // rawRanges are ranges with offsets from the start of their regions.
@@ -268,18 +277,18 @@ func rawRanges(ranges []RawRange) []raw.Range {
 
 // LoadRaw reads a word of 8 bytes. off is a multiple of 8.
 func (c *Client) LoadRaw(ctx context.Context, region uint32, off uint64) (v uint64, err error) {
-	err = c.onRaw(ctx, KindRead, func(l *raw.Lane) error { v, err = l.Load(region, rawOff(off)); return err })
+	err = c.onRaw(ctx, KindRead, rawPlace{region: region}, func(l *raw.Lane) error { v, err = l.Load(region, rawOff(off)); return err })
 	return v, err
 }
 
 // StoreRaw sets a word.
 func (c *Client) StoreRaw(ctx context.Context, region uint32, off, value uint64) error {
-	return c.onRaw(ctx, KindUpdate, func(l *raw.Lane) error { return l.Store(region, rawOff(off), value) })
+	return c.onRaw(ctx, KindUpdate, rawPlace{region: region}, func(l *raw.Lane) error { return l.Store(region, rawOff(off), value) })
 }
 
 // SwapRaw sets a word to value if it is expect, and returns what it was. ErrUnknown: it may have been set, once.
 func (c *Client) SwapRaw(ctx context.Context, region uint32, off, expect, value uint64) (old uint64, err error) {
-	err = c.onRaw(ctx, KindUpdate, func(l *raw.Lane) error {
+	err = c.onRaw(ctx, KindUpdate, rawPlace{region: region}, func(l *raw.Lane) error {
 		old, err = l.CompareAndSwap(region, rawOff(off), expect, value)
 		return err
 	})
@@ -288,6 +297,6 @@ func (c *Client) SwapRaw(ctx context.Context, region uint32, off, expect, value 
 
 // AddRaw adds to a word and returns what it was. ErrUnknown: it may have been added, once.
 func (c *Client) AddRaw(ctx context.Context, region uint32, off, addend uint64) (old uint64, err error) {
-	err = c.onRaw(ctx, KindUpdate, func(l *raw.Lane) error { old, err = l.Add(region, rawOff(off), addend); return err })
+	err = c.onRaw(ctx, KindUpdate, rawPlace{region: region}, func(l *raw.Lane) error { old, err = l.Add(region, rawOff(off), addend); return err })
 	return old, err
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 
 	"github.com/quarrystore/quarry/client"
@@ -32,10 +33,11 @@ type spaceWork struct {
 	written map[uint64]*contents
 }
 
-// contents of a range: its words have the value that was acknowledged last, or one whose Write had no sure answer.
+// contents of a range: its words have the value that was acknowledged last, or one whose Write had no sure answer. Such a Write of a client has no effect behind a later
+// one of that client that was acknowledged; that of another client, which has died, may.
 type contents struct {
 	sure   uint64
-	unsure map[uint64]bool
+	unsure map[uint64]*incarnation
 }
 
 // makeSpace makes the space, with registers that have a value.
@@ -131,13 +133,14 @@ func (r *run) writeRange(w *worker, l *incarnation, s *space.Space, number uint6
 	defer r.space.mu.Unlock()
 	c := r.space.written[number]
 	if c == nil {
-		c = &contents{unsure: map[uint64]bool{}}
+		c = &contents{unsure: map[uint64]*incarnation{}}
 		r.space.written[number] = c
 	}
 	if res, ok := outcome(err); ok && res == done {
 		c.sure = v
+		maps.DeleteFunc(c.unsure, func(_ uint64, of *incarnation) bool { return of == l })
 	} else if ok {
-		c.unsure[v] = true
+		c.unsure[v] = l
 	}
 }
 
@@ -164,7 +167,7 @@ func (r *run) checkSpace(ctx context.Context, cl *client.Client) {
 			r.fail("range %d at the end: %v", number, err)
 		}
 		for i := range rangeWords {
-			if v := binary.LittleEndian.Uint64(b[8*i:]); v != c.sure && !c.unsure[v] {
+			if v := binary.LittleEndian.Uint64(b[8*i:]); v != c.sure && c.unsure[v] == nil {
 				r.fail("word %d of range %d is %d: %d was acknowledged, and %d writes may have been made", i, number, v, c.sure, len(c.unsure))
 				break
 			}

@@ -114,4 +114,9 @@ var rawMutants = []mutant{
 		edits: []edit{{"raw.(*Lane).settleIn", `if errors.Is(err, slab.ErrNoRegion) {`, `if false {`}},
 		runs:  raws("TestRegionDeletedInAChange"),
 	},
+	{
+		name: "plain write ahead of a fence", what: "changes plain bytes that a former session of the client may still change",
+		edits: []edit{{"client.(*Client).onRaw", `if err := l.awaitPending(at); err != nil {`, `if err := error(nil); err != nil {`}},
+		runs:  []run{tests("client/space", "^TestHazard308_WriteOfASessionThatHasEnded$")},
+	},
 }
