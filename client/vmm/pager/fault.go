@@ -137,7 +137,10 @@ func (s *Server) missing(m *mapping, page uint64, store bool, end time.Time) {
 			all = all[:1]
 		}
 	}
-	if len(all) == 1 {
+	switch {
+	case errors.Is(err, errStored): // its bytes must not be read again
+		err = nil
+	case len(all) == 1:
 		err = s.fill(ctx, m, all, visible{store: store})
 	}
 	if err != nil {

@@ -48,6 +48,9 @@ type mapping struct {
 // errGone: the program has ended, or has unmapped the mapping.
 var errGone = errors.New("the mapping is gone")
 
+// errStored: the first page of several is mapped, and the program may have stored into it; the others have no memory.
+var errStored = errors.New("no memory for the pages behind one that is stored into")
+
 // maxReasons bounds the reasons that are kept for a program, maxPoisoned the pages.
 const (
 	maxReasons  = 64
@@ -162,7 +165,7 @@ func (m *mapping) show(first, n uint64, writable bool) error {
 }
 
 // bring gives pages their first bytes, and maps them. In a shared mapping the kernel does both at once, and neither takes the lock of the memfd, which the giving
-// back of pages has. An error: the pages have no bytes.
+// back of pages has. An error: the pages have no bytes that are needed, or, if it is errStored, the first one alone has.
 // Preconditions: the frames of the pages are the caller's, and new.
 func (m *mapping) bring(first uint64, b []byte, v visible) error {
 	at := v.hidden * pageBytes
@@ -190,6 +193,9 @@ func (m *mapping) bring(first uint64, b []byte, v visible) error {
 		return nil
 	}
 	if err := m.of.put(first+at/pageBytes, b[at:]); err != nil {
+		if v.store && at > 0 {
+			err = fmt.Errorf("%w: %w", errStored, err)
+		}
 		return err
 	}
 	rest := (size - at) / pageBytes
