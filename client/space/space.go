@@ -20,6 +20,9 @@ const (
 // ErrAddress: the address is not in the space. It is an client.ErrArgument, too.
 var ErrAddress = fmt.Errorf("%w: address outside of the space", client.ErrArgument)
 
+// ErrLost: the region of the address was lost for good. It is a client.ErrUnreachable, too.
+var ErrLost = fmt.Errorf("%w: the region of the address was lost", client.ErrUnreachable)
+
 // Options of a new space.
 type Options struct {
 	Base        uint64 // multiple of 2 GiB from 0x1000_0000_0000 on; 0: the controllers choose one with room to grow
@@ -243,7 +246,7 @@ func (s *Space) find(ctx context.Context, va, n uint64) (client.RawRegion, uint6
 	}
 	r := l.regions[(va-l.base)/l.each]
 	if r.ID == 0 {
-		return r, 0, fmt.Errorf("%w: the region of %#x in space %q was lost", client.ErrUnreachable, va, s.name)
+		return r, 0, fmt.Errorf("%w: %#x in space %q", ErrLost, va, s.name)
 	}
 	return r, (va - l.base) % l.each, nil
 }

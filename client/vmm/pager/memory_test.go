@@ -39,7 +39,7 @@ func TestMemoryThatStays(t *testing.T) {
 		_, err = s.makeMore(ctx, &mapping{of: m, n: 2 * pages}, pages, pages)
 		require.ErrorIs(t, err, os.ErrPermission)
 	}
-	s.empty(m, true) // ends, too
+	s.empty(m, 0, m.pages(), true) // ends, too
 	require.Equal(t, pages, s.cache.count(m))
 	for _, f := range all {
 		require.False(t, f.busy)

@@ -268,10 +268,11 @@ func (s *Server) finish(ctx context.Context, m *memory) {
 		gone = m.deleted(ctx)
 		s.keeps(m, gone, err)
 		if !gone {
+			s.dropLost(ctx, m)
 			return
 		}
 	}
-	s.empty(m, gone)
+	s.empty(m, 0, m.pages(), gone)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if m.users == 0 && s.memories[m.id.Name] == m && s.cache.count(m) == 0 {
@@ -299,10 +300,26 @@ func (s *Server) keeps(m *memory, gone bool, err error) {
 	}
 }
 
-// empty removes the pages of a memory, but for dirty ones unless those are of no use.
-func (s *Server) empty(m *memory, dirty bool) {
+// dropLost removes the dirty pages of regions that were lost for good: they can never be written.
+func (s *Server) dropLost(ctx context.Context, m *memory) {
+	each, next := m.space.Info().RegionBytes/pageBytes, uint64(0)
+	for _, page := range s.cache.within(m, 0, m.pages(), func(f *frame) bool { return f.dirty }) {
+		if page < next { // of the same region
+			continue
+		}
+		first := page / each * each
+		next = first + each
+		if _, err := m.space.Resolve(ctx, m.address(page)); errors.Is(err, space.ErrLost) {
+			s.cfg.Logger.Warn("a region of the space was lost: stores into it are dropped", "space", m.id.Name, "address", m.address(first))
+			s.empty(m, first, each, true)
+		}
+	}
+}
+
+// empty removes pages of a memory, but for dirty ones unless those are of no use.
+func (s *Server) empty(m *memory, first, n uint64, dirty bool) {
 	until := time.Now().Add(s.cfg.FaultTimeout)
-	for _, page := range s.cache.within(m, 0, m.pages(), func(f *frame) bool { return dirty || !f.dirty }) {
+	for _, page := range s.cache.within(m, first, n, func(f *frame) bool { return dirty || !f.dirty }) {
 		f, err := s.cache.take(m, page, until)
 		switch {
 		case err != nil: // later
