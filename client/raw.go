@@ -229,7 +229,7 @@ func (c *Client) ReadRaw(ctx context.Context, pieces []RawPiece) error {
 }
 
 // WriteRaw writes pieces, at most MaxRawPieces and MaxRawBytes together, to all replicas in one round. ErrUnknown: any of the bytes may have
-// been written.
+// been written. ErrBusy: a change under a session of the Client that has ended may still arrive, and nothing was written.
 func (c *Client) WriteRaw(ctx context.Context, pieces []RawPiece) error {
 	return c.onPieces(ctx, KindUpdate, pieces, (*raw.Lane).Write)
 }
