@@ -3,6 +3,7 @@ package rdma
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/quarrystore/quarry/proto"
 )
@@ -110,6 +111,16 @@ const Mailbox uint32 = 1<<32 - 1
 type Waker interface {
 	// Wake has the node look into the mailbox of a window that this connection has opened.
 	Wake(w *Window) error
+}
+
+// Sleeper is a Waker that shares the memory of a mailbox with the node, so that threads of both sleep on words of it.
+type Sleeper interface {
+	Waker
+	// Ring wakes the node's thread that sleeps on the low half of the word at off, which the caller has changed before.
+	Ring(w *Window, off uint64)
+	// Sleep sleeps while the low half of the word at off is seen, until the node has changed the word and woken the thread, but not longer
+	// than longest. It may return earlier. false: it has not slept, because too many threads do.
+	Sleep(w *Window, off uint64, seen uint32, longest time.Duration) bool
 }
 
 // Rights of a session on the windows it opens.

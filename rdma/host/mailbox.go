@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/internal/futex"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"github.com/quarrystore/quarry/rdma/msg"
@@ -157,8 +158,14 @@ func (l *Lane) openMailbox(nonce uint64, slot int32) (rdma.Window, *Memory, erro
 	l.slots[rdma.Mailbox] = slot
 	l.Map(slot, b.key, b.memory.mem, pmem.Flusher{})
 	atomic.StoreUint64(&l.page.keys[slot], b.key)
+	if l.process != nil {
+		answered := halfAt(b.memory.mem, msg.AnsweredOff)
+		b.server.WakeBy(func() { futex.Wake(answered) })
+	} else {
+		b.server.WakeBy(nil)
+	}
 	if l.process != nil || l.provider == "verbs" {
-		b.server.Sleep() // the client's verbs run without this process: it has to be woken
+		b.server.Sleep(false) // the client's verbs run without this process: it has to be woken
 	}
 	return rdma.Window{Region: rdma.Mailbox, Epoch: nonce, Key: b.key, Bytes: msg.MailboxBytes, Slot: slot, Verifies: true}, b.memory, nil
 }
@@ -282,11 +289,22 @@ func (l *Lane) Serve() (served int, err error) {
 // ServeUntilQuiet serves the lane's mailbox until nothing has come for so long, and tells the client then that the node
 // sleeps and has to be woken. It is for the goroutine that serves a lane whose verbs run in another process.
 func (l *Lane) ServeUntilQuiet(quiet time.Duration) error {
-	if err := l.sleep(false); err != nil {
+	if err := l.wake(); err != nil {
 		return err
 	}
-	last := clock.Now()
 	for {
+		if err := l.serveUntilQuiet(quiet); err != nil {
+			return err
+		}
+		if err := l.sleep(false); err != errCame {
+			return err
+		}
+	}
+}
+
+// serveUntilQuiet serves the lane's mailbox until nothing has come for so long.
+func (l *Lane) serveUntilQuiet(quiet time.Duration) error {
+	for last := clock.Now(); ; {
 		n, err := l.Serve()
 		if err != nil {
 			return err
@@ -295,32 +313,36 @@ func (l *Lane) ServeUntilQuiet(quiet time.Duration) error {
 		if n > 0 {
 			last = now
 		}
-		if now-last <= int64(quiet) {
-			continue
+		if now-last > int64(quiet) {
+			return nil
 		}
-		err = l.sleep(true)
-		if err != errCame {
-			return err
-		}
-		last = now
 	}
 }
 
 // errCame: the node may not sleep.
 var errCame = errors.New("a request has come")
 
-// sleep tells the client whether the node sleeps. errCame: it may not.
-func (l *Lane) sleep(on bool) error {
+// sleep tells the client that the node sleeps, and whether in a thread. errCame: it may not.
+func (l *Lane) sleep(thread bool) error {
 	m := &l.messages
 	if err := m.enter(); err != nil {
 		return err
 	}
 	defer m.leave()
-	if !on {
-		m.box.server.Wake()
-	} else if !m.box.server.Sleep() {
+	if !m.box.server.Sleep(thread) {
 		return errCame
 	}
+	return nil
+}
+
+// wake tells the client that the node looks by itself.
+func (l *Lane) wake() error {
+	m := &l.messages
+	if err := m.enter(); err != nil {
+		return err
+	}
+	defer m.leave()
+	m.box.server.Wake()
 	return nil
 }
 

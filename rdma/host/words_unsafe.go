@@ -30,6 +30,9 @@ func wordAt(mem []byte, off uint64) *uint64 {
 	return (*uint64)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(mem)), off))
 }
 
+// halfAt is the low half of that word, on which threads sleep.
+func halfAt(mem []byte, off uint64) *uint32 { return (*uint32)(unsafe.Pointer(wordAt(mem, off))) }
+
 // copyOut copies len(dst) bytes of mem at off into private memory.
 // Preconditions: off+len(dst) <= len(mem), a multiple of 8.
 func copyOut(dst, mem []byte, off uint64) {

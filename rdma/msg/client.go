@@ -32,6 +32,9 @@ type Client struct {
 	broken bool
 	// pause lets time pass between two looks for an answer; an error ends the call.
 	pause func(ctx context.Context, try int) error
+	// sleeper is the connection, if the client may sleep until the node wakes it; else nil. It does after so many looks.
+	sleeper rdma.Sleeper
+	looks   int
 	// Until bounds calls beside their contexts, in nanoseconds of clock.Now; 0: their contexts alone.
 	Until int64
 	// Once: a call whose connection breaks ends with ErrUnknown, and is not sent again. The Client is of no use then.
@@ -42,7 +45,7 @@ type Client struct {
 
 // Open opens a mailbox at the node of a connection.
 func Open(ctx context.Context, conn rdma.Conn, b rdma.Buffers) (*Client, error) {
-	c := &Client{pause: pause}
+	c := &Client{pause: pause, looks: spins}
 	if err := c.ring.allocate(b); err != nil {
 		return nil, err
 	}
@@ -55,6 +58,7 @@ func (c *Client) Conn() rdma.Conn { return c.to.Conn }
 // Move opens another mailbox over another connection, in the place of one that is closed. Calls under way stay unknown.
 func (c *Client) Move(ctx context.Context, conn rdma.Conn) error {
 	c.to.Conn, c.broken = conn, false
+	c.sleeper, _ = conn.(rdma.Sleeper)
 	return c.Reopen(ctx)
 }
 
@@ -107,7 +111,7 @@ func (c *Client) Send(ctx context.Context, procedure uint16, request []byte) (Ca
 	if err := c.recover(ctx); err != nil {
 		return 0, c.close(slot, err)
 	}
-	if err := c.exchange(ctx, slot, true, -1); err != nil && !errors.Is(err, rdma.ErrBroken) {
+	if err := c.exchange(ctx, slot, theRequest, -1); err != nil && !errors.Is(err, rdma.ErrBroken) {
 		return 0, c.close(slot, err)
 	}
 	return Call(c.ring.cookies[slot]), nil
@@ -134,7 +138,7 @@ func (c *Client) begin(ctx context.Context, procedure uint16, request []byte) (s
 		if err := c.recover(ctx); err != nil {
 			return 0, err
 		}
-		if c.ring.states[i] == abandoned && c.exchange(ctx, i, false, 0) == nil {
+		if c.ring.states[i] == abandoned && c.exchange(ctx, i, 0, 0) == nil {
 			if binary.LittleEndian.Uint64(c.ring.in[i][validOff:]) == c.ring.cookies[i] {
 				c.ring.states[i] = free
 			}
@@ -151,7 +155,8 @@ func (c *Client) finish(ctx context.Context, slot uint64, answer []byte) (n int,
 		if err := c.recover(ctx); err != nil {
 			return 0, c.close(slot, err)
 		}
-		err := c.exchange(ctx, slot, !r.sent[slot], want)
+		sleeps := c.sleeper != nil && (try >= c.looks || r.rung[slot])
+		err := c.exchange(ctx, slot, c.parts(slot, sleeps), want)
 		switch {
 		case err == nil:
 		case errors.Is(err, rdma.ErrBroken) && !c.Once:
@@ -173,7 +178,10 @@ func (c *Client) finish(ctx context.Context, slot uint64, answer []byte) (n int,
 			want = MaxPayload
 			continue
 		}
-		if err := c.pause(ctx, try); err != nil {
+		if !sleeps || !c.doze(ctx) {
+			err = c.pause(ctx, try)
+		}
+		if err != nil {
 			return 0, c.close(slot, err)
 		}
 		if err := c.ended(ctx); err != nil {
@@ -216,9 +224,28 @@ func (c *Client) close(slot uint64, err error) error {
 	return fmt.Errorf("%w: %w", ErrUnknown, err)
 }
 
-// exchange posts the verbs of a slot: the request if send is set, and a look for an answer of up to want bytes unless
+// parts of an exchange beside the look.
+type parts uint8
+
+const (
+	theRequest parts = 1 << iota
+	theSleep         // that the client sleeps if it finds no answer
+)
+
+// parts are those of an exchange of a call whose client sleeps behind it, or does not.
+func (c *Client) parts(slot uint64, sleeps bool) (p parts) {
+	if !c.ring.sent[slot] {
+		p = theRequest
+	}
+	if sleeps {
+		p |= theSleep
+	}
+	return p
+}
+
+// exchange posts the verbs of a slot: those of parts, and a look for an answer of up to want bytes unless
 // want is negative. It wakes a node that sleeps.
-func (c *Client) exchange(ctx context.Context, slot uint64, send bool, want int) error {
+func (c *Client) exchange(ctx context.Context, slot uint64, what parts, want int) error {
 	r := &c.ring
 	c.round.Reset()
 	c.round.Deadline = c.Until
@@ -227,9 +254,12 @@ func (c *Client) exchange(ctx context.Context, slot uint64, send bool, want int)
 			c.round.Deadline = by
 		}
 	}
-	chain := c.round.Chain(&c.to)
+	chain, send := c.round.Chain(&c.to), what&theRequest != 0
 	if send {
 		r.send(chain, slot)
+	}
+	if what&theSleep != 0 {
+		r.listen(chain)
 	}
 	if want >= 0 {
 		r.look(chain, slot, want)
@@ -244,13 +274,54 @@ func (c *Client) exchange(ctx context.Context, slot uint64, send bool, want int)
 	case broken:
 		c.broken = true
 	case err == nil && send && r.sleeps():
-		if w, ok := c.to.Conn.(rdma.Waker); ok {
-			if err = w.Wake(&c.to.Window); err != nil {
-				c.broken = true
-			}
-		}
+		err = c.wake(slot)
 	}
 	return err
+}
+
+// wake wakes the node from the sleep that the latest exchange, of this slot, has found.
+func (c *Client) wake(slot uint64) error {
+	err := error(nil)
+	if c.sleeper != nil && c.ring.wakesThread() {
+		by := c.round.Deadline
+		c.round.Reset()
+		c.round.Deadline = by
+		chain := c.round.Chain(&c.to)
+		c.ring.ring(chain)
+		rdma.Do(&c.round)
+		if err = chain.Err; err == nil {
+			c.sleeper.Ring(&c.to.Window, BellOff)
+			c.ring.rung[slot] = true
+		}
+	} else if w, ok := c.to.Conn.(rdma.Waker); ok {
+		if err = w.Wake(&c.to.Window); err != nil {
+			c.broken = true
+		}
+	}
+	if errors.Is(err, rdma.ErrBroken) {
+		c.broken = true
+	}
+	return err
+}
+
+// longestDoze bounds a sleep: the end of the connection, of a context without a deadline or of the node wakes nobody.
+const longestDoze = 10 * time.Millisecond
+
+// doze sleeps until the node has stored an answer behind the latest exchange, which has listened, or the call is near its end. false: it has
+// not slept.
+func (c *Client) doze(ctx context.Context) bool {
+	seen, ok := c.ring.wakes()
+	if !ok {
+		return false
+	}
+	longest := longestDoze
+	if c.Until != 0 {
+		longest = min(longest, time.Duration(c.Until-clock.Now()))
+	}
+	if at, ok := ctx.Deadline(); ok {
+		longest = min(longest, time.Until(at))
+	}
+	return longest <= 0 || c.sleeper.Sleep(&c.to.Window, AnsweredOff, seen, longest)
 }
 
 // Reset resets the connection and sends the calls under way again. Of calls that were given up it returns the slots: each
@@ -281,7 +352,7 @@ func (c *Client) recover(ctx context.Context) error {
 			if c.ring.states[slot] != waiting || !c.ring.sent[slot] {
 				continue
 			}
-			if err := c.exchange(ctx, slot, true, -1); err != nil && !c.broken {
+			if err := c.exchange(ctx, slot, theRequest, -1); err != nil && !c.broken {
 				return err
 			} else if err != nil {
 				break

@@ -11,7 +11,10 @@
 // A lane of a session has one, which the node makes when the lane opens the window rdma.Mailbox, with a nonce of the client's
 // choice. No other session has a key of it. All words are of the WRITE class: no atomic ever touches one.
 //
-//	     0  page of words     64 asleep: not 0 while the node has to be woken, the number of its sleep
+//	     0  page of words     64 asleep: not 0 while the node has to be woken, the number of its sleep; bit 63: a thread sleeps
+//	                         128 bell: the sleep of a thread that the client has ended last
+//	                         192 answered: rises with each answer where the node wakes clients, else 0
+//	                         256 listens: number of the latest time that the client was about to sleep
 //	  4096  ring of requests  16 slots of 4096 bytes, written by the client
 //	 69632  ring of answers   16 slots of 4096 bytes, written by the node
 //	135168  end
@@ -52,6 +55,32 @@
 // second WRITE with immediate data would find no receive at the node as long as its processors have not come to the first one. A
 // message that asks for a FLUSH may still come right behind one, and so may the first one behind a Reopen: the node has one receive for
 // a lane, and the client's adapter sends what finds none again until there is one (RNR).
+//
+// # Sleeps in threads
+//
+// Over shm both processes have the page of words, so that a thread can sleep on one of them in the kernel (package internal/futex), and a system
+// call of the other process ends the sleep. The node sleeps on bell, the client on answered:
+//
+//	client                                             node
+//	   WRITE slot, WRITE valid                         store asleep = number of the sleep, with bit 63
+//	   READ asleep; bit 63:                            load the valid words: a request ends the sleep
+//	   WRITE bell = the number                         load bell; the number ends the sleep
+//	   wake who sleeps on bell                         sleep while bell is what was loaded
+//
+//	   WRITE listens = another number                  store an answer, and its valid
+//	   READ answered                                   store answered
+//	   READ the answer's valid, READ the answer        load listens; a number that was not seen yet:
+//	   no answer: sleep while answered is what was read   wake who sleeps on answered
+//
+// No wake-up is lost. If the node's look at the valid words misses a request, then the client's READ of asleep finds the sleep, as above, and its
+// WRITE of bell comes before its wake: either the node loads the number, or the kernel finds another word than was loaded, or the thread
+// sleeps already when it is woken. If the node's load of listens misses the number, the answer was there before the WRITE of listens, and
+// the READ behind that finds it. If the load finds the number, answered was stored before: either the READ of answered comes after that, and
+// the READ of valid behind it finds the answer, or the kernel finds another word than was read, or the thread sleeps when it is woken.
+//
+// A client that has woken a thread sleeps at once: before that thread runs no look finds an answer. Otherwise it looks as often as takes some 20 us
+// first. Bit 63 is for clients that know it; another one wakes the node in the way of the provider, and that ends the sleep of a thread too. A client
+// sleeps for 10 ms at a time, the node for a second, and then in the way of the provider. Threads are bounded: who gets none waits as over other providers.
 //
 // The client fetches its answer, and the node writes into no client's memory: a fence has to stop nothing on the node's side
 // but the procedures. Fetching is also what scales, as an adapter serves more READs than it starts WRITEs (Su et al., RFP,

@@ -7,6 +7,9 @@ import (
 // SetPause replaces what a client does between two looks.
 func (c *Client) SetPause(f func(ctx context.Context, try int) error) { c.pause = f }
 
+// SetLooks sets how often a client looks before it sleeps.
+func (c *Client) SetLooks(n int) { c.looks = n }
+
 // ErrFormat is what a torn message is.
 var ErrFormat = errFormat
 

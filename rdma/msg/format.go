@@ -19,7 +19,13 @@ const (
 	// MailboxBytes is the size of a mailbox: a page of words, the ring of requests, the ring of answers.
 	MailboxBytes = answersOff + Slots*SlotBytes
 
-	asleepOff   = 64 // word: number of the sleep while the node sleeps and has to be woken, else 0
+	// BellOff is a word of the client: the sleep that it has ended last of those in a thread of the node.
+	BellOff = 128
+	// AnsweredOff is a word of the node: it rises with each answer where the node wakes clients that sleep, and is 0 elsewhere.
+	AnsweredOff = 192
+
+	asleepOff   = 64  // word of the node: number of the sleep while the node sleeps and has to be woken, else 0
+	listensOff  = 256 // word of the client: number of the latest time that it was about to sleep until an answer comes
 	requestsOff = 4096
 	answersOff  = requestsOff + Slots*SlotBytes
 
@@ -34,6 +40,10 @@ const (
 	sequenceMask = 1<<sequenceBits - 1
 	attemptMask  = 1<<(64-sequenceBits) - 1
 )
+
+// inThread is the bit of a sleep's number that says that a thread of the node sleeps on the client's bell word. The client then stores
+// the number there, and wakes the thread. Without the bit the node waits for what its provider has for that.
+const inThread = 1 << 63
 
 // Seeds of the checksums: a request is never taken for an answer.
 const (

@@ -41,10 +41,15 @@ type ring struct {
 	cookies  [Slots]uint64 // of the call in each slot, 0: none yet
 	states   [Slots]state  // of the call in each slot
 	sent     [Slots]bool   // the node may have seen the call
+	rung     [Slots]bool   // a thread of the node was woken for it: until that runs no look finds an answer
 	length   [Slots]int    // bytes of the request in out, before the valid word
 	out, in  [Slots][]byte // of SlotBytes each: requests, and answers as they were read
 	asleep   []byte        // the node's word, as it was read last
 	woken    uint64        // the sleep from which the node was woken last
+	bell     []byte        // that sleep, as it is written
+	answered []byte        // the node's word, as it was read last
+	listens  []byte        // number of the client's latest sleep, as it is written
+	dozes    uint64        // the same
 }
 
 // allocate cuts the ring's buffers, once for its lifetime.
@@ -57,13 +62,13 @@ func (r *ring) allocate(b rdma.Buffers) error {
 		r.out[i], mem = mem[:SlotBytes:SlotBytes], mem[SlotBytes:]
 		r.in[i], mem = mem[:SlotBytes:SlotBytes], mem[SlotBytes:]
 	}
-	r.asleep = mem[:8]
+	r.asleep, r.bell, r.answered, r.listens = mem[:8:8], mem[8:16:16], mem[16:24:24], mem[24:32:32]
 	return nil
 }
 
 // start begins a new mailbox.
 func (r *ring) start(nonce uint64) {
-	r.attempt, r.sequence = nonce&attemptMask, 0
+	r.attempt, r.sequence, r.dozes = nonce&attemptMask, 0, 0
 	r.cookies, r.states, r.sent, r.woken = [Slots]uint64{}, [Slots]state{}, [Slots]bool{}, 0
 }
 
@@ -83,7 +88,7 @@ func (r *ring) put(procedure uint16, request []byte) (slot uint64, err error) {
 		r.sequence += i
 		m := message{cookie: r.attempt<<sequenceBits | r.sequence, procedure: procedure, payload: request}
 		r.length[at] = m.put(r.out[at], requestSeed)
-		r.cookies[at], r.states[at], r.sent[at] = m.cookie, waiting, false
+		r.cookies[at], r.states[at], r.sent[at], r.rung[at] = m.cookie, waiting, false, false
 		return at, nil
 	}
 	return 0, ErrBusy
@@ -108,6 +113,30 @@ func (r *ring) sleeps() bool {
 	}
 	r.woken = sleep
 	return true
+}
+
+// wakesThread says whether the sleep that sleeps has found is one of a thread, which the WRITE of ring ends.
+func (r *ring) wakesThread() bool { return r.woken&inThread != 0 }
+
+// ring appends the WRITE that ends the node's sleep. The caller wakes the thread behind it.
+func (r *ring) ring(c *rdma.Chain) {
+	binary.LittleEndian.PutUint64(r.bell, r.woken&^inThread)
+	c.Write(BellOff, r.bell)
+}
+
+// listen appends the verbs that come before a look of a client that sleeps if it finds nothing. The WRITE comes first: the node, which stores
+// an answer before it looks whether its client sleeps, sees the WRITE, or has stored the answer before the look.
+func (r *ring) listen(c *rdma.Chain) {
+	r.dozes++
+	binary.LittleEndian.PutUint64(r.listens, r.dozes)
+	c.Write(listensOff, r.listens)
+	c.Read(AnsweredOff, r.answered)
+}
+
+// wakes returns what the word of the node was in that look, on which the client sleeps; not ok: the node wakes no clients.
+func (r *ring) wakes() (seen uint32, ok bool) {
+	n := binary.LittleEndian.Uint64(r.answered)
+	return uint32(n), n != 0
 }
 
 // look appends the READs of an answer with a payload of up to n bytes: the valid word first. A READ is ordered behind the

@@ -44,8 +44,12 @@ type Server struct {
 	next     uint64 // slot to look at first
 	sleeps   uint64 // number of the present sleep, or of the next
 	held     heldCall
-	in       [SlotBytes]byte
-	out      [SlotBytes]byte
+	answered uint64 // answers stored while bell was set, and 1
+	listened uint64 // number of the client's sleep that bell was called for last
+	// bell wakes a client that sleeps until the word AnsweredOff changes; nil: clients do not sleep there.
+	bell func()
+	in   [SlotBytes]byte
+	out  [SlotBytes]byte
 }
 
 // heldCall is the call that its procedure holds; a cookie of 0: none.
@@ -59,7 +63,7 @@ type heldCall struct {
 
 // NewServer serves a new mailbox, whose memory may have been another one's. The nonce is what its client has chosen.
 func NewServer(mem Memory, nonce uint64) *Server {
-	s := &Server{mem: mem, attempt: nonce & attemptMask, sleeps: 1}
+	s := &Server{mem: mem, attempt: nonce & attemptMask, sleeps: 1, answered: 1}
 	s.clear()
 	return s
 }
@@ -70,7 +74,18 @@ func (s *Server) clear() {
 		s.mem.Set(requestOff(slot)+validOff, 0)
 		s.mem.Set(answerOff(slot)+validOff, 0)
 	}
-	s.mem.Set(asleepOff, 0)
+	for _, off := range [...]uint64{asleepOff, BellOff, AnsweredOff, listensOff} {
+		s.mem.Set(off, 0)
+	}
+}
+
+// WakeBy has the node wake a client that sleeps in a thread of its own until the word AnsweredOff changes; nil: the node wakes no client.
+func (s *Server) WakeBy(bell func()) {
+	if s.bell = bell; bell != nil {
+		s.mem.Set(AnsweredOff, s.answered)
+	} else {
+		s.mem.Set(AnsweredOff, 0)
+	}
 }
 
 // Serve executes every request that has come, and answers it. It looks at shut before each procedure: none starts once
@@ -176,6 +191,15 @@ func (s *Server) store(a *message) {
 	at := answerOff(slotOf(a.cookie))
 	s.mem.Store(at, s.out[:body])
 	s.mem.Set(at+validOff, a.cookie)
+	if s.bell == nil {
+		return
+	}
+	s.answered++
+	s.mem.Set(AnsweredOff, s.answered)
+	if n := s.mem.Word(listensOff); n != 0 && n != s.listened {
+		s.listened = n
+		s.bell()
+	}
 }
 
 // Resume takes the mailbox over for the lane's next connection. Requests that were not executed are given up, so that
@@ -198,9 +222,15 @@ func (s *Server) Resume() {
 // request: one of the two sees the other. Each sleep has a number, so that a client wakes the node once in it. A sleep that has found a request
 // leaves its number to the next one, because a client may have seen it.
 //
+// thread: a thread of the node sleeps on the word BellOff, as long as Rung does not say that the client has ended this sleep.
+//
 // Invariant: a client wakes the node at most once between two calls of Wake.
-func (s *Server) Sleep() bool {
-	s.mem.Set(asleepOff, s.sleeps)
+func (s *Server) Sleep(thread bool) bool {
+	asleep := s.sleeps
+	if thread {
+		asleep |= inThread
+	}
+	s.mem.Set(asleepOff, asleep)
 	for slot := range uint64(Slots) {
 		if cookie := s.mem.Word(requestOff(slot) + validOff); cookie != 0 && cookie != s.executed[slot] {
 			s.mem.Set(asleepOff, 0)
@@ -208,6 +238,14 @@ func (s *Server) Sleep() bool {
 		}
 	}
 	return true
+}
+
+// Rung is what the client has stored in the word BellOff, and whether that ends the present sleep. The thread that is about to sleep compares
+// the word again, in the kernel: it sleeps only while the word is what Rung has returned. The client stores the word before it wakes the
+// thread, so it finds the thread asleep or has it find the word.
+func (s *Server) Rung() (word uint32, ended bool) {
+	word = uint32(s.mem.Word(BellOff))
+	return word, word == uint32(s.sleeps)
 }
 
 // Wake tells clients that the node looks by itself: a client has woken it.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/msg"
@@ -53,6 +54,35 @@ type world struct {
 	failure  string
 	pauses   int
 	waits    uint64 // of the node, asleep
+	thread   thread // of the node, that sleeps on the client's word
+	inThread bool   // the node sleeps in it, if it sleeps
+	client   thread // of the client, that sleeps on the node's word
+}
+
+// thread is one that sleeps on a word, or is about to.
+type thread struct {
+	about  bool   // it has looked at the word
+	asleep bool   // the kernel has found the word as it was seen
+	seen   uint32 // what it saw
+	sleeps uint64 // how often it has slept
+}
+
+// kernel goes on with a system call that sleeps while the word is what was seen.
+func (h *thread) kernel(word uint64) {
+	if h.about && !h.asleep {
+		h.asleep = uint32(word) == h.seen
+		h.about = h.asleep
+		if h.asleep {
+			h.sleeps++
+		}
+	}
+}
+
+// wake is the system call that wakes a thread which the kernel has put to sleep.
+func (h *thread) wake() {
+	if h.asleep {
+		h.about, h.asleep = false, false
+	}
 }
 
 // lane is the client's connection, with what the host of a mailbox does at Open, Reset and Wake.
@@ -72,7 +102,8 @@ func (l *lane) Open(ctx context.Context, number uint32, nonce uint64) (rdma.Wind
 	}
 	l.epoch++
 	w.server = msg.NewServer(&hostile{w}, nonce)
-	w.awake = !w.server.Sleep()
+	w.server.WakeBy(w.client.wake)
+	w.sleep(false)
 	w.memory.Open(l.epoch)
 	return l.Conn.Open(ctx, region, l.epoch)
 }
@@ -93,7 +124,7 @@ func (l *lane) Reset(ctx context.Context) error {
 	}
 	if w.server != nil {
 		w.server.Resume()
-		w.awake = !w.server.Sleep()
+		w.sleep(false)
 	}
 	for id, told := range w.told {
 		if _, before := w.settled[id]; told == unknown && !before {
@@ -105,10 +136,54 @@ func (l *lane) Reset(ctx context.Context) error {
 
 func (l *lane) Wake(*rdma.Window) error {
 	if l.w.server != nil {
-		l.w.awake = true
+		l.w.awake, l.w.inThread = true, false
 		l.w.server.Wake()
 	}
 	return nil
+}
+
+// Ring is the system call that wakes the node's thread.
+func (l *lane) Ring(*rdma.Window, uint64) { l.w.thread.wake() }
+
+// Sleep is the system call by which the client's thread sleeps. Anything may happen before the kernel compares the word.
+func (l *lane) Sleep(_ *rdma.Window, off uint64, seen uint32, _ time.Duration) bool {
+	w := l.w
+	if w.rng.IntN(8) == 0 {
+		return false
+	}
+	w.client = thread{about: true, seen: seen, sleeps: w.client.sleeps}
+	for range w.rng.IntN(4) {
+		w.yield()
+	}
+	w.client.kernel(w.memory.Word(off))
+	for looks := 0; w.client.asleep && w.failure == ""; looks++ {
+		if !w.calm && w.rng.IntN(40) == 0 {
+			break // its time is up
+		}
+		if w.yield(); looks > 20000 {
+			w.fail("the client sleeps, and nothing wakes it")
+		}
+	}
+	w.client.about, w.client.asleep = false, false
+	return true
+}
+
+// sleep has the node sleep, if it may, in a thread or until Wake.
+func (w *world) sleep(inThread bool) {
+	w.inThread = false
+	if w.awake = !w.server.Sleep(inThread); !w.awake && inThread {
+		w.doze()
+	}
+}
+
+// doze has the node's thread look at the client's word. It does once more when it was woken, or the word was another one.
+func (w *world) doze() {
+	seen, ended := w.server.Rung()
+	w.inThread, w.thread = !ended, thread{about: !ended, seen: seen, sleeps: w.thread.sleeps}
+	if ended {
+		w.awake = true
+		w.server.Wake()
+	}
 }
 
 // hostile is the node's way to the mailbox: verbs run between any two of its accesses.
@@ -193,6 +268,11 @@ func (w *world) conn() *sim.Conn { return w.fabric.Conn(0) }
 
 // serve is the node's goroutine.
 func (w *world) serve() {
+	if w.server != nil && !w.awake && w.inThread {
+		if w.thread.kernel(w.memory.Word(msg.BellOff)); !w.thread.about {
+			w.doze()
+		}
+	}
 	if w.server == nil || !w.awake || w.slow && w.rng.IntN(40) > 0 {
 		return
 	}
@@ -203,7 +283,7 @@ func (w *world) serve() {
 		w.fail("offence of a correct client: %v", err)
 	}
 	if n == 0 && err == nil && w.rng.IntN(4) == 0 {
-		w.awake = !w.server.Sleep()
+		w.sleep(w.rng.IntN(2) == 0)
 		w.waits++
 	}
 }
@@ -234,6 +314,8 @@ type tally struct {
 	told            [unknown + 1]uint64
 	resets          uint64
 	restarts, waits uint64
+	// nodeDozes and clientDozes are sleeps of threads.
+	nodeDozes, clientDozes uint64
 }
 
 // simulate plays one schedule. It returns the promise that was broken.
@@ -256,6 +338,7 @@ func simulate(seed uint64, sum *tally) string {
 		return err.Error()
 	}
 	c.SetPause(w.pause)
+	c.SetLooks(w.rng.IntN(6))
 	id := uint64(0)
 	answer := make([]byte, msg.MaxPayload)
 	for range 6 + w.rng.IntN(10) {
@@ -308,6 +391,8 @@ func simulate(seed uint64, sum *tally) string {
 	}
 	sum.restarts += w.node.Incarnation - 1
 	sum.waits += w.waits
+	sum.nodeDozes += w.thread.sleeps
+	sum.clientDozes += w.client.sleeps
 	return w.failure
 }
 
@@ -411,7 +496,7 @@ func TestAtMostOnce(t *testing.T) {
 		}
 	}
 	t.Logf("%+v", sum)
-	for _, n := range []uint64{sum.told[done], sum.told[notDone], sum.told[unknown], sum.resets, sum.restarts, sum.waits} {
+	for _, n := range []uint64{sum.told[done], sum.told[notDone], sum.told[unknown], sum.resets, sum.restarts, sum.waits, sum.nodeDozes, sum.clientDozes} {
 		require.Greater(t, n, uint64(100), "the schedules do not come to what they are about")
 	}
 }

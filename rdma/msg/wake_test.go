@@ -28,7 +28,7 @@ func (s *still) Set(off, word uint64) {
 
 func (s *still) Open(_ context.Context, _ uint32, nonce uint64) (rdma.Window, error) {
 	s.server = msg.NewServer(s, nonce)
-	s.server.Sleep()
+	s.server.Sleep(false)
 	return rdma.Window{Region: rdma.Mailbox, Key: 1, Bytes: msg.MailboxBytes}, nil
 }
 
@@ -46,7 +46,7 @@ func (s *still) Post(c *rdma.Chain) {
 func (s *still) Wait(*rdma.Chain, int64)     {}
 func (s *still) Provider() string            { return "still" }
 func (s *still) Close() error                { return nil }
-func (s *still) Reset(context.Context) error { s.server.Resume(); s.server.Sleep(); return nil }
+func (s *still) Reset(context.Context) error { s.server.Resume(); s.server.Sleep(false); return nil }
 func (s *still) Wake(*rdma.Window) error     { s.woken++; return nil }
 
 // A client wakes a node once in each sleep: over verbs the node has a receive for one WRITE with immediate data until it has looked.
@@ -74,10 +74,10 @@ func TestWokenOnceInASleep(t *testing.T) {
 	require.NoError(t, err)
 	send()
 	require.Equal(t, 1, s.woken, "the node is awake")
-	require.False(t, s.server.Sleep(), "a request has come")
+	require.False(t, s.server.Sleep(false), "a request has come")
 	_, err = s.server.Serve(func(_ uint16, q, a []byte) (int, error) { return copy(a, q), nil }, nil)
 	require.NoError(t, err)
-	require.True(t, s.server.Sleep())
+	require.True(t, s.server.Sleep(false))
 	send()
 	require.Equal(t, 2, s.woken, "another sleep")
 
@@ -88,15 +88,15 @@ func TestWokenOnceInASleep(t *testing.T) {
 	}
 	serve()
 	s.asleep = func() { send() }
-	require.False(t, s.server.Sleep(), "a request has come, and its client has seen the node asleep")
+	require.False(t, s.server.Sleep(false), "a request has come, and its client has seen the node asleep")
 	require.Equal(t, 3, s.woken)
 	serve()
-	require.True(t, s.server.Sleep())
+	require.True(t, s.server.Sleep(false))
 	send()
 	require.Equal(t, 3, s.woken, "the node has yet to take note of that")
 	s.server.Wake()
 	serve()
-	require.True(t, s.server.Sleep())
+	require.True(t, s.server.Sleep(false))
 	send()
 	require.Equal(t, 4, s.woken)
 	require.NoError(t, c.Reset(t.Context()))

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/quarrystore/quarry/internal/futex"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/host/pmem"
@@ -287,6 +288,19 @@ func (c *conn) Wake(*rdma.Window) error {
 		return broken(err)
 	}
 	return nil
+}
+
+// Ring wakes the node's thread that sleeps on a word of the mailbox.
+func (c *conn) Ring(w *rdma.Window, off uint64) { c.link.runner.WakeAt(w.Slot, off) }
+
+// Sleep sleeps on a word of the mailbox, unless too many threads of this process do.
+func (c *conn) Sleep(w *rdma.Window, off uint64, seen uint32, longest time.Duration) bool {
+	thread, ok := futex.Take()
+	if ok {
+		c.link.runner.SleepAt(w.Slot, off, seen, longest)
+		thread.Give()
+	}
+	return ok
 }
 
 // Open has the node send the region's memory, and maps it.

@@ -8,7 +8,7 @@
 //	  | -- open {region, epoch, slot} --------> |
 //	  | <- key, size + region (memfd or file) - |
 //	  | == verbs on the mapped memory ========= |  nothing on the socket
-//	  | -- bell ------------------------------> |  after a request into a mailbox whose node sleeps: package msg
+//	  | -- bell ------------------------------> |  after a request into a mailbox whose node sleeps, unless a thread sleeps there: package msg
 //	  | <- end of stream ---------------------- |  node gone or lane ended: unmap
 //
 // Access is taken back by the gate (package host), from a client that does not leave its

@@ -66,6 +66,10 @@ func client(role string) int {
 		scribble(mapped(os.NewFile(3, "memory")))
 	case role == wokenRole:
 		woken(mapped(os.NewFile(3, "memory")))
+	case role == echoRole:
+		return echoNode()
+	case role == callerRole:
+		return caller()
 	case role == "member":
 		return member()
 	case role == "unseen":

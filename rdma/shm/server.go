@@ -139,6 +139,8 @@ func (s *Server) serve(c *net.UnixConn) {
 		return
 	}
 	defer lane.Leave()
+	mail := mailman{server: s, conn: c, lane: lane}
+	defer mail.end()
 	buf := make([]byte, receiveBytes)
 	for {
 		b, f, err := receive(c, buf)
@@ -150,20 +152,57 @@ func (s *Server) serve(c *net.UnixConn) {
 			return
 		}
 		if len(b) == len(bell) && b[0] == bell[0] {
-			if err := lane.ServeUntilQuiet(quiet); err != nil {
-				s.log.Info("shm messages end", "err", err)
-				return
-			}
+			mail.ring()
 			continue
 		}
 		request, err := host.DecodeOpenRequest(b)
 		if err != nil {
 			return
 		}
+		if request.Region == rdma.Mailbox {
+			mail.start()
+		}
 		if err := s.open(c, &sending, lane, request); err != nil {
 			s.log.Warn("shm open", "region", request.Region, "err", err)
 			return
 		}
+	}
+}
+
+// mailman is the goroutine that serves a lane's mailbox, from the first Open of it on.
+type mailman struct {
+	server *Server
+	conn   *net.UnixConn // ended where the messages end
+	lane   *host.Lane
+	bell   *host.Doorbell // nil: not started
+	ended  sync.WaitGroup
+}
+
+func (m *mailman) start() {
+	if m.bell != nil {
+		return
+	}
+	m.bell = host.NewDoorbell()
+	m.ended.Go(func() {
+		if err := m.lane.ServeMailbox(quiet, m.bell); err != nil {
+			m.server.log.Info("shm messages end", "err", err)
+			m.conn.Close()
+		}
+	})
+}
+
+// ring has it look into the mailbox.
+func (m *mailman) ring() {
+	if m.bell != nil {
+		m.bell.Ring()
+	}
+}
+
+// end returns when it has ended.
+func (m *mailman) end() {
+	if m.bell != nil {
+		m.bell.End()
+		m.ended.Wait()
 	}
 }
 

@@ -81,6 +81,35 @@ var messageMutants = []mutant{
 		runs: messagesRun,
 	},
 	{
+		name: "thread sleeps over a bell", what: "has a thread of the node sleep when the client has ended that sleep before the thread looks at the word",
+		edits: []edit{{"rdma/msg.(*Server).Rung", `word == uint32(s.sleeps)`, `false`}},
+		runs:  messagesRun,
+	},
+	{
+		name: "client that sleeps unseen", what: "looks whether the client sleeps before the answer is there",
+		edits: []edit{
+			{"rdma/msg.(*Server).store", `s.mem.Set(at+validOff, a.cookie)`, `listens := s.mem.Word(listensOff)
+			s.mem.Set(at+validOff, a.cookie)`},
+			{"rdma/msg.(*Server).store", `n := s.mem.Word(listensOff)`, `n := listens`},
+		},
+		runs: []run{tests("rdma/msg", "^TestHazard315_ClientSleepsBesideItsAnswer$")},
+	},
+	{
+		name: "client sleeps without a second look", what: "tells the node that the client sleeps, and looks for no answer behind that",
+		edits: []edit{
+			{"rdma/msg.(*Client).exchange", `if what&theSleep != 0 {
+		r.listen(chain)
+	}`, ``},
+			{"rdma/msg.(*Client).exchange", `r.look(chain, slot, want)
+	}`, `r.look(chain, slot, want)
+	}
+	if what&theSleep != 0 {
+		r.listen(chain)
+	}`},
+		},
+		runs: []run{tests("rdma/msg", "^TestHazard315_ClientSleepsBesideItsAnswer$")},
+	},
+	{
 		name: "sent call told not done", what: "says of a call whose request was sent that it was not executed",
 		edits: []edit{{"rdma/msg.(*Client).close", `!r.sent[slot]`, `true`}},
 		runs:  messagesRun,
