@@ -15,8 +15,10 @@ import (
 type turns struct {
 	mu      sync.Mutex // guards all fields
 	objects map[proto.Addr]*turn
-	waiting int    // requests, of all objects
-	last    uint64 // number that was given last
+	spare   []*turn   // of objects that had none left, at most maxSpare
+	idle    []*waiter // that have waited, at most maxWaiting
+	waiting int       // requests, of all objects
+	last    uint64    // number that was given last
 	callers [callerSlots]callers
 }
 
@@ -29,11 +31,22 @@ type callers struct {
 
 // turn is the turn at one object, which a request has, or which is kept for one.
 type turn struct {
-	queue []chan struct{} // of requests that wait; the first one's is closed when it has the turn
-	kept  uint64          // only the request that names this number gets the turn; 0: a request has it
+	addr  proto.Addr
+	queue []*waiter   // of requests that wait; the first one is told when it has the turn
+	kept  uint64      // only the request that names this number gets the turn; 0: a request has it
+	until int64       // clock.Now time up to which it is kept
+	over  *time.Timer // runs then; nil: it was never kept
+}
+
+// waiter is a request that waits.
+type waiter struct {
+	told  chan struct{} // of capacity 1: it has the turn
+	timer *time.Timer   // of its time
 }
 
 const (
+	// maxSpare bounds the turns that are kept for further objects.
+	maxSpare = 64
 	// maxWaiting bounds the requests that wait for their turns at the objects of one region.
 	maxWaiting = 256
 	// keepTurn is how long the turn at an object is kept for a caller that has been answered: a few round trips.
@@ -68,14 +81,15 @@ func (q *turns) enter(addr proto.Addr, named uint64, until int64) bool {
 		if q.objects == nil {
 			q.objects = map[proto.Addr]*turn{}
 		}
-		q.objects[addr] = &turn{}
+		q.objects[addr] = q.turn(addr)
 	case t.kept != 0 && t.kept == named:
 		t.kept = 0
+		t.over.Stop()
 	case q.waiting >= maxWaiting:
 		q.mu.Unlock()
 		return false
 	default:
-		mine := make(chan struct{})
+		mine := q.waiter()
 		t.queue = append(t.queue, mine)
 		q.waiting++
 		q.mu.Unlock()
@@ -86,19 +100,23 @@ func (q *turns) enter(addr proto.Addr, named uint64, until int64) bool {
 }
 
 // wait waits for the turn of a request in the queue.
-func (q *turns) wait(t *turn, mine chan struct{}, until int64) bool {
-	timer := time.NewTimer(time.Duration(until - clock.Now()))
-	defer timer.Stop()
+func (q *turns) wait(t *turn, mine *waiter, until int64) bool {
+	mine.timer.Reset(time.Duration(until - clock.Now()))
 	select {
-	case <-mine:
-		return true
-	case <-timer.C:
+	case <-mine.told:
+	case <-mine.timer.C:
 	}
+	mine.timer.Stop()
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.idle = append(q.idle, mine)
 	i := slices.Index(t.queue, mine)
-	if i < 0 {
-		return true // it has come at the same time
+	if i < 0 { // it has come
+		select {
+		case <-mine.told: // when the time was up
+		default:
+		}
+		return true
 	}
 	t.queue = slices.Delete(t.queue, i, i+1)
 	q.waiting--
@@ -119,15 +137,46 @@ func (q *turns) keep(addr proto.Addr) (number uint64) {
 	q.last++
 	number = q.last
 	t := q.objects[addr]
-	t.kept = number
-	time.AfterFunc(keepTurn, func() {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		if t.kept == number {
-			q.pass(addr, t)
-		}
-	})
+	t.kept, t.until = number, clock.In(keepTurn)
+	if t.over == nil {
+		t.over = time.AfterFunc(keepTurn, func() { q.end(t) })
+	} else {
+		t.over.Reset(keepTurn)
+	}
 	return number
+}
+
+// end passes a turn on whose time has come. It may run late, when the turn is kept again, or for another object.
+func (q *turns) end(t *turn) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if t.kept != 0 && clock.Now() >= t.until {
+		q.pass(t.addr, t)
+	}
+}
+
+// turn is one that nobody waits for.
+// Preconditions: q.mu is held.
+func (q *turns) turn(addr proto.Addr) (t *turn) {
+	if n := len(q.spare); n > 0 {
+		t, q.spare = q.spare[n-1], q.spare[:n-1]
+	} else {
+		t = &turn{}
+	}
+	t.addr = addr
+	return t
+}
+
+// waiter is one whose timer stands.
+// Preconditions: q.mu is held.
+func (q *turns) waiter() (w *waiter) {
+	if n := len(q.idle); n > 0 {
+		w, q.idle = q.idle[n-1], q.idle[:n-1]
+		return w
+	}
+	w = &waiter{told: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
+	w.timer.Stop()
+	return w
 }
 
 // pass gives a turn to the first request in its queue.
@@ -136,9 +185,12 @@ func (q *turns) pass(addr proto.Addr, t *turn) {
 	t.kept = 0
 	if len(t.queue) == 0 {
 		delete(q.objects, addr)
+		if len(q.spare) < maxSpare {
+			q.spare = append(q.spare, t)
+		}
 		return
 	}
-	close(t.queue[0])
+	t.queue[0].told <- struct{}{}
 	t.queue = slices.Delete(t.queue, 0, 1)
 	q.waiting--
 }

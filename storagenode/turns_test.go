@@ -1,6 +1,7 @@
 package storagenode
 
 import (
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -57,6 +58,64 @@ func TestTurns(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		require.Zero(t, q.waiting)
+	})
+}
+
+// A turn that is kept and named, one that is waited for, and one that is passed on, allocate nothing: a node passes tens of thousands of turns in a second.
+func TestTurnsAllocateNothing(t *testing.T) {
+	var q turns
+	until := clock.In(time.Hour)
+	asks, has, leaves := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	defer close(asks)
+	go func() {
+		for range asks {
+			q.enter(1, 0, until)
+			has <- struct{}{}
+			q.leave(1)
+			leaves <- struct{}{}
+		}
+	}()
+	cycle := func() {
+		if !q.enter(1, 0, until) || !q.enter(1, q.keep(1), until) {
+			t.Error("no turn")
+		}
+		asks <- struct{}{}
+		for waiting := 0; waiting == 0; runtime.Gosched() {
+			q.mu.Lock()
+			waiting = q.waiting
+			q.mu.Unlock()
+		}
+		q.leave(1)
+		<-has
+		<-leaves
+	}
+	cycle()
+	require.Zero(t, testing.AllocsPerRun(100, cycle))
+}
+
+// A turn's timer that runs late ends no later turn of the object, and none of another one.
+func TestLateTimerOfATurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var q turns
+		until := clock.In(time.Hour)
+		require.True(t, q.enter(1, 0, until))
+		number := q.keep(1)
+		first := q.objects[1]
+		require.True(t, q.enter(1, number, until))
+		require.False(t, first.over.Stop(), "the timer has been stopped")
+		q.leave(1)
+		require.True(t, q.enter(2, 0, until))
+		require.Same(t, first, q.objects[2], "used again")
+		number = q.keep(2)
+		q.end(first) // the timer of the turn at 1, which was stopped too late
+		require.Equal(t, number, first.kept, "the turn is kept")
+		require.True(t, q.enter(2, number, until))
+		q.end(first)
+		require.NotNil(t, q.objects[2], "a request has it")
+		q.keep(2)
+		time.Sleep(keepTurn)
+		synctest.Wait()
+		require.Empty(t, q.objects, "its own time has come")
 	})
 }
 
