@@ -19,6 +19,13 @@ var (
 	done = map[string]string{} // the folder by patterns: one build a process
 )
 
+// Folder, below the module's, is where go build writes the programs, and LinkFlags are its flags. The stage build of verify/testrun
+// writes every program of the module there with the same flags: the tests then link none.
+const (
+	Folder    = "bin/tests/built"
+	LinkFlags = "-ldflags=-s -w"
+)
+
 // Build builds the main packages that match the patterns, which are relative to the module's
 // folder, and returns the folder of the programs. They are built without cgo, as they are
 // shipped. A program is replaced only when its content changes, and Build opens it: go test
@@ -35,18 +42,19 @@ func Build(t testing.TB, patterns ...string) (dir string) {
 	require.NoError(t, err)
 	root := filepath.Dir(strings.TrimSpace(string(out)))
 	dir = filepath.Join(root, "bin", "tests")
-	built := filepath.Join(dir, "built")
+	built := filepath.Join(root, Folder)
 	require.NoError(t, os.MkdirAll(built, 0o755))
 	lock, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	require.NoError(t, err)
 	defer lock.Close() // ends the lock too
 	require.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
 
-	run(t, root, "go", append([]string{"build", "-ldflags=-s -w", "-o", built + "/"}, patterns...)...)
-	run(t, built, "sh", "-c", `for f in *; do cmp -s "$f" "../$f" || { cp "$f" "../.new" && mv "../.new" "../$f"; } || exit 1; done`)
+	run(t, root, "go", append([]string{"build", LinkFlags, "-o", built + "/"}, patterns...)...)
 	list := run(t, root, "go", append([]string{"list", "-f", `{{if eq .Name "main"}}{{.ImportPath}}{{end}}`}, patterns...)...)
 	for pkg := range strings.FieldsSeq(list) {
-		f, err := os.Open(filepath.Join(dir, filepath.Base(pkg)))
+		name := filepath.Base(pkg)
+		run(t, built, "sh", "-c", `cmp -s "$1" "../$1" || { cp "$1" "../.new" && mv "../.new" "../$1"; }`, "sh", name)
+		f, err := os.Open(filepath.Join(dir, name))
 		require.NoError(t, err)
 		f.Close()
 	}

@@ -62,6 +62,10 @@ var raced = []string{"alloc", "btree", "client", "controller", "fsck", "gateway"
 var notRaced = []string{"verify/models", "verify/models/layout2", "verify/lint", "verify/deploytest", "verify/hostile", "proto/quarrypb",
 	"controller/state", "storagenode/state", "rdma/msg", "verify/sim", "verify/mutants", "verify/rxevm/killed", "verify/rxevm/shared"}
 
+// build compiles every package, and links every program as verify/testbinary does: the tests that start programs find them
+// linked. go build -o leaves out what is no program; several packages without a program are compiled and linked into nothing.
+const build = `"$1" build $("$1" list -f '{{if ne .Name "main"}}{{.ImportPath}}{{end}}' ./...) && mkdir -p bin/tests/built && "$1" build '-ldflags=-s -w' -o bin/tests/built/ ./...`
+
 func newPlan(only string) (plan, error) {
 	tool := os.Getenv("GO")
 	if tool == "" {
@@ -98,7 +102,7 @@ func newPlan(only string) (plan, error) {
 	race.command = append(test("-race", "-short", "-p", atOnce), slowestFirst(underRace)...)
 	p := plan{
 		first: []*stage{
-			{name: "build", env: goTool, command: []string{tool, "build", "./..."}},
+			{name: "build", env: goTool, command: []string{"sh", "-c", build, "sh", tool}},
 			{name: "gofmt", command: []string{"sh", "-c",
 				`files=$(gofmt -l $(git ls-files -co --exclude-standard '*.go')) && [ -z "$files" ] || { echo "not gofmt clean, run gofmt -w on:"; echo "$files"; exit 1; }`}},
 			{name: "vet", env: goTool, command: []string{tool, "vet", "./..."}},

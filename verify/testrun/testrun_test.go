@@ -21,6 +21,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/quarrystore/quarry/verify/testbinary"
 )
 
 // patience bounds the wait for what must come: it ends a test that hangs, and no other.
@@ -370,6 +372,18 @@ func TestToolsAloneCollectLess(t *testing.T) {
 			require.Contains(t, string(out), "GOGC=["+users+"]\n", s.name)
 		}
 	}
+}
+
+// The stage build leaves the programs where the tests that start some look for them, linked with the same flags and in the same
+// environment but for what lessCollection adds.
+func TestProgramsAreLinkedOnce(t *testing.T) {
+	t.Chdir(filepath.Join("..", ".."))
+	p, err := newPlan("")
+	require.NoError(t, err)
+	s := p.stages()[0]
+	require.Equal(t, "build", s.name)
+	require.Contains(t, s.env, "CGO_ENABLED=0")
+	require.Contains(t, s.String(), fmt.Sprintf("build '%s' -o %s/ ./...", testbinary.LinkFlags, testbinary.Folder))
 }
 
 // What the race detector or -short has kept from a test runs again, and nothing else.
