@@ -44,6 +44,7 @@ type Setup struct {
 type Image struct {
 	Kernel  string // version
 	vmlinuz string
+	vmlinux string // the same uncompressed, or empty
 	initrd  string
 	log     io.Writer
 }
@@ -83,7 +84,11 @@ func Prepare(ctx context.Context, s Setup) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Image{Kernel: k.version, vmlinuz: k.vmlinuz, initrd: initrd, log: s.Log}, nil
+	vmlinux, err := cachedVmlinux(ctx, s.CacheDir, k)
+	if err != nil {
+		return nil, err
+	}
+	return &Image{Kernel: k.version, vmlinuz: k.vmlinuz, vmlinux: vmlinux, initrd: initrd, log: s.Log}, nil
 }
 
 // lockDir keeps concurrent Prepare calls, of this process and of others, from building the

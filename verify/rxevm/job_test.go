@@ -73,10 +73,12 @@ func TestJobRefuses(t *testing.T) {
 }
 
 func TestQemuArgs(t *testing.T) {
-	im := &Image{vmlinuz: "/c/vmlinuz", initrd: "/c/initrd"}
+	im := &Image{vmlinuz: "/c/vmlinuz", vmlinux: "/c/vmlinux", initrd: "/c/initrd"}
 	args := strings.Join(qemuArgs(im, hardware{accel: "tcg", memoryMiB: 512, cpus: 3, jobDir: "/tmp/j", outDir: "/tmp/a,b"}), " ")
 	require.Contains(t, args, "-accel tcg,thread=multi -cpu max,-erms,-fsrm")
 	require.Contains(t, args, "-smp 3 -m 512M")
+	require.Contains(t, args, "-kernel /c/vmlinux ")
+	require.Contains(t, strings.Join(qemuArgs(&Image{vmlinuz: "/c/vmlinuz"}, hardware{accel: "tcg"}), " "), "-kernel /c/vmlinuz ", "where there is no other")
 	require.Contains(t, args, "mount_tag=root,path=/,security_model=none,readonly=on")
 	require.Contains(t, args, "path=/tmp/a,,b,", "a comma would begin another option")
 	require.NotContains(t, args, "path=/tmp/a,,b,security_model=none,readonly")
@@ -100,6 +102,7 @@ func TestQemuArgs(t *testing.T) {
 
 	args = strings.Join(qemuArgs(im, hardware{accel: "kvm", jobDir: "/tmp/j", link: wire[0], mac: "52:54:00:09:00:01"}), " ")
 	require.Contains(t, args, "-accel kvm -cpu max -smp")
+	require.Contains(t, args, "-kernel /c/vmlinuz ")
 	require.NotContains(t, args, "tsc=")
 	require.Contains(t, args, "-netdev socket,id=n0,fd=6 -device virtio-net-pci,netdev=n0,romfile=,mac=52:54:00:09:00:01")
 	require.NotContains(t, args, "mount_tag=out")

@@ -2,6 +2,7 @@ package rxevm
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -65,14 +66,14 @@ const machineNice = -10
 // qemuArgs is the command line. It names inherited descriptors instead of ports and socket
 // files, so machines that start at the same time cannot collide.
 func qemuArgs(im *Image, hw hardware) []string {
-	accel, cpu, kernel := hw.accel, "max", ""
+	accel, cpu, kernel, linux := hw.accel, "max", "", im.vmlinuz
 	if accel == "tcg" {
 		// On a starved host the kernel's watchdog takes the emulated counter for unstable, and changes its scheduler's code while it runs. An emulated
 		// processor can meet the breakpoint of such a change behind the change, which is an oops. The counter is the host's.
 		kernel = " tsc=reliable"
 		// Emulated, rep stosb and rep movsb take a step for each byte: without these features the
 		// kernel clears and copies pages by words.
-		accel, cpu = "tcg,thread=multi", "max,-erms,-fsrm"
+		accel, cpu, linux = "tcg,thread=multi", "max,-erms,-fsrm", cmp.Or(im.vmlinux, im.vmlinuz)
 	}
 	share := func(tag, path, more string) string {
 		// A comma in a value is doubled.
@@ -105,7 +106,7 @@ func qemuArgs(im *Image, hw hardware) []string {
 		"-accel", accel, "-cpu", cpu,
 		"-smp", strconv.Itoa(hw.cpus), "-m", memory,
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio",
-		"-kernel", im.vmlinuz, "-initrd", im.initrd,
+		"-kernel", linux, "-initrd", im.initrd,
 		// A kernel oops ends the machine at once.
 		"-append", "console=ttyS0 quiet panic=-1 oops=panic net.ifnames=0 mitigations=off" + kernel,
 		"-virtfs", share("root", "/", ",readonly=on,multidevs=remap"),
