@@ -15,7 +15,8 @@ if ! command -v "${CC:-gcc}" >/dev/null 2>&1; then
 	echo "libquarry needs a C compiler: apt-get install gcc libc6-dev" >&2
 	exit 1
 fi
-CGO_ENABLED=1 "${GO:-go}" build -trimpath -buildmode=c-shared -tags "netgo,osusergo${TAGS:+,$TAGS}" \
+# The compiler and the linker end before they fill the memory: they collect garbage less often.
+GOGC=${GOGC:-400} CGO_ENABLED=1 "${GO:-go}" build -trimpath -buildmode=c-shared -tags "netgo,osusergo${TAGS:+,$TAGS}" \
 	-ldflags "-s -w -X main.version=$version -extldflags '-Wl,-soname,libquarry.so.1 -Wl,--version-script=$PWD/quarry.map'" \
 	-o "$dir/libquarry.so.1" .
 rm -f "$dir/libquarry.so.h" "$dir/libquarry.h" # of cgo: quarry.h says the same, with const

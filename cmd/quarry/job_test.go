@@ -15,6 +15,7 @@ import (
 	"github.com/quarrystore/quarry/coproc/job"
 	"github.com/quarrystore/quarry/coproc/plugins/search"
 	"github.com/quarrystore/quarry/internal/local"
+	"github.com/quarrystore/quarry/verify/testbinary"
 )
 
 // The whole way of a user: texts into a tree, an index over them, questions.
@@ -63,7 +64,7 @@ func TestJobs(t *testing.T) {
 	// The same plugin as a module.
 	file := filepath.Join(t.TempDir(), "words.wasm")
 	build := exec.Command("go", "build", "-o", file, "github.com/quarrystore/quarry/coproc/plugins/words/wasm")
-	build.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", asCommand+"=")
+	build.Env = append(testbinary.ToolEnv(), "GOOS=wasip1", "GOARCH=wasm", asCommand+"=")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	on(t, "job", "put", "words", file).fails(t, exitUsage, "compiled in")

@@ -14,6 +14,7 @@ import (
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/coproc"
 	"github.com/quarrystore/quarry/coproc/job"
+	"github.com/quarrystore/quarry/verify/testbinary"
 )
 
 // greedy takes memory until it is stopped.
@@ -65,7 +66,7 @@ func TestPluginThatAllocatesWithoutEnd(t *testing.T) {
 func oddModule(t *testing.T) []byte {
 	file := filepath.Join(t.TempDir(), "odd.wasm")
 	build := exec.Command("go", "build", "-o", file, "./testdata/odd")
-	build.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm")
+	build.Env = append(testbinary.ToolEnv(), "GOOS=wasip1", "GOARCH=wasm")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	wasm, err := os.ReadFile(file)

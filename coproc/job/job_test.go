@@ -29,6 +29,7 @@ import (
 	"github.com/quarrystore/quarry/coproc/plugins/search"
 	"github.com/quarrystore/quarry/coproc/plugins/words"
 	"github.com/quarrystore/quarry/fsck"
+	"github.com/quarrystore/quarry/verify/testbinary"
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
@@ -166,7 +167,7 @@ var modules = sync.OnceValues(func() (map[string][]byte, error) {
 	for _, name := range []string{"words", "search", "nearest", "add"} {
 		file := filepath.Join(dir, name)
 		cmd := exec.Command("go", "build", "-o", file, "github.com/quarrystore/quarry/coproc/plugins/"+name+"/wasm")
-		cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm")
+		cmd.Env = append(testbinary.ToolEnv(), "GOOS=wasip1", "GOARCH=wasm")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return nil, fmt.Errorf("%w: %s", err, out)
 		}

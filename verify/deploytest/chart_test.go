@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/verify/testbinary"
 )
 
 var update = flag.Bool("update", false, "write the golden files of the chart")
@@ -56,7 +58,9 @@ func TestChartIsGolden(t *testing.T) {
 func kube(t *testing.T) string {
 	t.Helper()
 	bin := filepath.Join(t.TempDir(), "kube")
-	out, err := exec.CommandContext(t.Context(), tool(t, "go", "it builds the decoder"), "build", "-C", "kube", "-o", bin, ".").CombinedOutput()
+	cmd := exec.CommandContext(t.Context(), tool(t, "go", "it builds the decoder"), "build", "-C", "kube", "-ldflags=-s -w", "-o", bin, ".")
+	cmd.Env = testbinary.ToolEnv()
+	out, err := cmd.CombinedOutput()
 	if err != nil && os.Getenv("QUARRY_NO_INSTALL") != "" {
 		t.Skipf("the decoder's modules are not here: %s", out)
 	}

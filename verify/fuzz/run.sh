@@ -21,7 +21,7 @@ counted="$(${GO:-go} list -m)/...=-d=libfuzzer"
 grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u | while read -r pkg; do
   mkdir -p "$corpus/$pkg"
   program=$corpus/$pkg/fuzz.test
-  ${GO:-go} test -c -gcflags="$counted" -vet=off -ldflags=-w -o "$program" "$pkg"
+  GOGC=${GOGC:-400} ${GO:-go} test -c -gcflags="$counted" -vet=off -ldflags=-w -o "$program" "$pkg"
   for target in $(grep -h --include='*_test.go' -o '^func Fuzz[A-Za-z0-9_]*' "$pkg"/*_test.go | cut -c6-); do
     code=0
     (cd "$pkg" && exec "$program" -test.run='^$' -test.fuzz="^$target\$" -test.fuzztime="${FUZZTIME:-10s}" -test.parallel="${FUZZWORKERS:-2}" \

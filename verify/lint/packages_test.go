@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/verify/testbinary"
 )
 
 const module = "github.com/quarrystore/quarry"
@@ -32,7 +34,7 @@ type goPackage struct {
 var list = sync.OnceValues(func() ([]goPackage, error) {
 	cmd := exec.Command("go", "list", "-e", "-export", "-deps",
 		"-json=Dir,ImportPath,Export,GoFiles,CgoFiles,IgnoredGoFiles,TestGoFiles,XTestGoFiles,Imports,Deps", "./...")
-	cmd.Dir = filepath.Join("..", "..")
+	cmd.Dir, cmd.Env = filepath.Join("..", ".."), testbinary.ToolEnv()
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/verify/mutants/selected"
+	"github.com/quarrystore/quarry/verify/testbinary"
 )
 
 const odd = "verify/mutants/testdata/odd"
@@ -42,7 +43,7 @@ func TestEveryKindOfFunctionCanBeChanged(t *testing.T) {
 	require.NoError(t, err)
 	binary := filepath.Join(dir, "odd")
 	build := exec.Command("go", "build", "-overlay", config, "-o", binary, "./"+odd)
-	build.Dir = root
+	build.Dir, build.Env = root, testbinary.ToolEnv()
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	play := func(number int) (stdout, stderr string) {

@@ -24,7 +24,8 @@ contract | ratios | suited | cluster | pmem | two | iwarp) what=$1; shift ;;
 esac
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-go build -tags netgo,osusergo -o "$work/rxevm" ./verify/rxevm/cmd/rxevm
+# The compiler and the linker collect garbage less often, as in verify/testrun.
+GOGC=${GOGC:-400} go build -tags netgo,osusergo -o "$work/rxevm" ./verify/rxevm/cmd/rxevm
 # Packages, headers among them: installed when run as root, after other installers have ended.
 code=0
 "$work/rxevm" --prepare || code=$?
@@ -43,22 +44,23 @@ fi
 # has compiled them and all that depends on them.
 tags=netgo,osusergo,verbs
 build() {
-	if ! CGO_ENABLED=1 go "$@"; then
+	if ! GOGC=${GOGC:-400} CGO_ENABLED=1 go "$@"; then
 		echo "test-rdma: the verbs provider does not build"
 		exit 1
 	fi
 }
+# -vet=off, below, for packages without files of these tags: make test has run every analyzer on them.
 build test -c -ldflags=-w -tags $tags,yardstick -o "$work/verbs.test" ./rdma/verbs
 case $what in all | suited | cluster | ratios | iwarp) build test -c -ldflags=-w -tags $tags -o "$work/beside.test" ./verify/rxevm/beside ;; esac
 if [ $what = all ] || [ $what = suited ]; then
-	build test -c -ldflags=-w -tags $tags -o "$work/alloc.test" ./alloc
-	build test -c -ldflags=-w -tags $tags -o "$work/slab.test" ./slab
+	build test -c -vet=off -ldflags=-w -tags $tags -o "$work/alloc.test" ./alloc
+	build test -c -vet=off -ldflags=-w -tags $tags -o "$work/slab.test" ./slab
 fi
 case $what in all | suited | pmem)
-	build test -c -ldflags=-w -o "$work/pmem.test" ./rdma/host/pmem
-	build test -c -ldflags=-w -o "$work/host.test" ./rdma/host
-	build test -c -ldflags=-w -o "$work/shm.test" ./rdma/shm
-	build test -c -ldflags=-w -o "$work/storagenode.test" ./storagenode
+	build test -c -vet=off -ldflags=-w -o "$work/pmem.test" ./rdma/host/pmem
+	build test -c -vet=off -ldflags=-w -o "$work/host.test" ./rdma/host
+	build test -c -vet=off -ldflags=-w -o "$work/shm.test" ./rdma/shm
+	build test -c -vet=off -ldflags=-w -o "$work/storagenode.test" ./storagenode
 	pmem="--pmem-mib 256"
 	;;
 esac
