@@ -45,6 +45,9 @@ func (s *diffStore) Update(ref Ref, f func(old []byte) ([]byte, error)) error {
 // the same length or less, a delete and a freeze change the head, the slots and the entry alone. Leaves
 // are written anew only once in a while.
 func TestChangesOfALeafAreSmall(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: one goroutine puts 60 000 entries")
+	}
 	m := newMemory()
 	var changed, sizes []int
 	var fits func(old view) bool // then at most limit bytes change

@@ -274,7 +274,7 @@ func TestMarkerDiesAtEachVerb(t *testing.T) {
 		for _, epoch := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s,epoch=%v", op, epoch), func(t *testing.T) {
 				badKinds(t, func(t *testing.T, w *badWorld) {
-					step := slabtest.Stride(t, 1, 9)
+					step := slabtest.Stride(t, 7, 9)
 					for verbs, died := 0, true; died; verbs += step {
 						died = false
 						for _, backwards := range []bool{false, true} {

@@ -110,7 +110,8 @@ func NewFlushed(t testing.TB, r int, m rdma.FlushMethod) *World {
 }
 
 // Stride is the distance between two of the cases that a test tries of many that are alike, such as the death of a session behind
-// each verb: 1 over tcp, short with -short, device on an RDMA device. Over tcp the tests of this repository try all of them. Which case it is
+// each verb: 1 over tcp, short with -short, device on an RDMA device. Over tcp the tests of this repository try all of them, some of them
+// without -short alone, that is without the race detector: one session works at a time. Which case it is
 // does not depend on the provider: a lane that dies posts a chain that is cut before. And a connection takes a tenth of a second where the
 // processor of a machine with a device is emulated.
 func Stride(t testing.TB, short, device int) int {
