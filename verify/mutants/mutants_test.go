@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -82,7 +83,7 @@ func TestMutants(t *testing.T) {
 	}
 	dir := t.TempDir()
 	g := &gate{dir: dir, config: overlayOf(t, dir), built: map[string]string{}}
-	g.build(t, here)
+	pkgs := []string{here}
 	only := regexp.MustCompile(*onlyFlag)
 	known := readHints(t)
 	var todo []job
@@ -97,10 +98,13 @@ func TestMutants(t *testing.T) {
 				j.first = hint{}
 			}
 			todo = append(todo, j)
-			g.build(t, m.runs[k].pkg)
+			if pkg := m.runs[k].pkg; pkg != "" && !slices.Contains(pkgs, pkg) {
+				pkgs = append(pkgs, pkg)
+			}
 		}
 	}
 	require.NotEmpty(t, todo, "no name of a mutant matches %q", *onlyFlag)
+	g.build(t, pkgs)
 	var next atomic.Int32
 	var workers sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
@@ -130,20 +134,32 @@ type gate struct {
 	built       map[string]string // test binary of each package
 }
 
-// build builds the tests of a package with every mutant in it. -vet=off: a mutant need not satisfy vet, and go test -c
-// would analyze again every package that a mutant changes, and all that import it.
-func (g *gate) build(t *testing.T, pkg string) {
+// build builds the tests of packages with every mutant in them. -vet=off: a mutant need not satisfy vet, and go test -c
+// would analyze again every package that a mutant changes, and all that import it. One go command reads the module once; it
+// names the binaries by the last element of the path, so packages that share it need one more command.
+func (g *gate) build(t *testing.T, pkgs []string) {
 	t.Helper()
-	if pkg == "" || g.built[pkg] != "" {
-		return
+	for n := 0; len(pkgs) > 0; n++ {
+		dir := filepath.Join(g.dir, fmt.Sprint("tests", n))
+		args := []string{"test", "-c", "-vet=off", "-ldflags=-w", "-overlay", g.config, "-o", dir + "/"}
+		var later []string
+		named := map[string]bool{}
+		for _, pkg := range pkgs {
+			if named[path.Base(pkg)] {
+				later = append(later, pkg)
+				continue
+			}
+			named[path.Base(pkg)] = true
+			args = append(args, "./"+pkg)
+			g.built[pkg] = filepath.Join(dir, path.Base(pkg)+".test")
+		}
+		cmd := exec.Command("go", args...)
+		cmd.Dir, cmd.Env = root, testbinary.ToolEnv()
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("with all mutants in it, a test does not compile (a line that begins with \"mutant\" names the one that is wrong): %v\n%s", err, out)
+		}
+		pkgs = later
 	}
-	binary := filepath.Join(g.dir, strings.ReplaceAll(pkg, "/", "_")+".test")
-	cmd := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-w", "-overlay", g.config, "-o", binary, "./"+pkg)
-	cmd.Dir, cmd.Env = root, testbinary.ToolEnv()
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("with all mutants in it, %s does not compile (a line that begins with \"mutant\" names the one that is wrong): %v\n%s", pkg, err, out)
-	}
-	g.built[pkg] = binary
 }
 
 // job is one run of one mutant, and what came of it.
