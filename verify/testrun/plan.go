@@ -47,8 +47,8 @@ func (s *stage) String() string {
 // wait for it. Those that mostly wait stand between those that use processors.
 var slowest = []string{
 	"cmd/quarry", "verify/mutants", "coproc/job", "verify/sim", "verify/deploytest", "verify/models", "verify/hostile",
-	"verify/clientsim", "verify/rxevm/killed", "verify/rxevm/shared", "verify/testcluster", "gateway/redis", "controller", "client", "internal/etcdembed", "rdma/shm", "storagenode",
-	"rdma/tcp", "verify/chaos", "btree", "fsck", "rdma/host", "btree/kv", "rdma/sim", "controller/state", "cmd/quarry/kvfile",
+	"verify/clientsim", "verify/chaos", "verify/rxevm", "verify/rxevm/killed", "verify/rxevm/shared", "verify/testcluster", "gateway/redis", "controller", "client", "internal/etcdembed", "rdma/shm", "storagenode",
+	"rdma/tcp", "btree", "fsck", "rdma/host", "btree/kv", "rdma/sim", "controller/state", "cmd/quarry/kvfile",
 	"alloc", "examples", "deploy/dist",
 }
 
@@ -96,7 +96,8 @@ func newPlan(only string) (plan, error) {
 	atOnce := strconv.Itoa(runtime.NumCPU())
 	tests := &stage{name: "tests", goTest: true, env: goTool}
 	race := &stage{name: "race", goTest: true, env: slices.Concat([]string{"CGO_ENABLED=1", flags}, tools), mark: "(race)", skip: noRace(tool)}
-	plain := &stage{name: "plain", goTest: true, env: goTool, mark: "(plain)", rest: race, skip: race.skip, command: test("-p", atOnce)}
+	// Plain is the last stage, and most of its packages wait: for leases, for processes, or for the one processor they use.
+	plain := &stage{name: "plain", goTest: true, env: goTool, mark: "(plain)", rest: race, skip: race.skip, command: test("-p", strconv.Itoa(2*runtime.NumCPU()))}
 	underRace := slices.DeleteFunc(slices.Clone(all), func(p string) bool { return !isRaced(p) })
 	race.packages = len(underRace)
 	race.command = append(test("-race", "-short", "-p", atOnce), slowestFirst(underRace)...)
