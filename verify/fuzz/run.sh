@@ -18,10 +18,15 @@ ran() {
 # Coverage guides the inputs through our packages. go test -fuzz would also compile the standard library
 # and every dependency once more, to count what they cover.
 counted="$(${GO:-go} list -m)/...=-d=libfuzzer"
-grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u | while read -r pkg; do
+packages=$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u)
+# One go command reads the module once. It names each program by the last element of the package's path, and fails where two share it.
+rm -rf "$corpus/programs"
+mkdir -p "$corpus/programs"
+# shellcheck disable=SC2086
+GOGC=${GOGC:-400} ${GO:-go} test -c -gcflags="$counted" -vet=off -ldflags=-w -o "$corpus/programs/" $packages
+for pkg in $packages; do
   mkdir -p "$corpus/$pkg"
-  program=$corpus/$pkg/fuzz.test
-  GOGC=${GOGC:-400} ${GO:-go} test -c -gcflags="$counted" -vet=off -ldflags=-w -o "$program" "$pkg"
+  program=$corpus/programs/$(basename "$pkg").test
   for target in $(grep -h --include='*_test.go' -o '^func Fuzz[A-Za-z0-9_]*' "$pkg"/*_test.go | cut -c6-); do
     code=0
     (cd "$pkg" && exec "$program" -test.run='^$' -test.fuzz="^$target\$" -test.fuzztime="${FUZZTIME:-10s}" -test.parallel="${FUZZWORKERS:-2}" \
