@@ -3,10 +3,11 @@ package main
 import (
 	"fmt"
 	"os/exec"
-	"runtime"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/quarrystore/quarry/internal/procs"
 )
 
 // runConfined runs a process that ends with this one, without capabilities and without a way to gain some:
@@ -19,7 +20,7 @@ import (
 // /proc/PID/status shows of the process: it keeps them.
 func runConfined(cmd *exec.Cmd, lockMemory bool) error {
 	ended := make(chan error, 1)
-	onOtherThread(func() {
+	procs.OnOtherThread(func() {
 		var keep uint64
 		if lockMemory {
 			keep = 1 << unix.CAP_IPC_LOCK
@@ -32,25 +33,6 @@ func runConfined(cmd *exec.Cmd, lockMemory bool) error {
 		ended <- cmd.Run()
 	})
 	return <-ended
-}
-
-// onOtherThread starts a goroutine that is locked to a thread which ends with it, and runs f there: any thread but the main one.
-// While the goroutine has the main one, it holds it until another one has started elsewhere.
-func onOtherThread(f func()) {
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() != unix.Getpid() {
-			f()
-			return // locked: the thread ends
-		}
-		defer runtime.UnlockOSThread()
-		began := make(chan struct{})
-		onOtherThread(func() {
-			close(began)
-			f()
-		})
-		<-began
-	}()
 }
 
 // dropCapabilities takes all capabilities from the calling thread but those of keep that it has, bit by number, and forbids

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/quarrystore/quarry/internal/local"
+	"github.com/quarrystore/quarry/internal/procs"
 )
 
 var capabilityLine = regexp.MustCompile(`(?m)^(Cap\w+|NoNewPrivs):\t(\w+)$`)
@@ -114,7 +115,7 @@ func TestNoWorkerStartsOnTheMainThread(t *testing.T) {
 	threads, hold := make(chan int, n), make(chan struct{})
 	defer close(hold)
 	for range n {
-		onOtherThread(func() {
+		procs.OnOtherThread(func() {
 			threads <- unix.Gettid()
 			<-hold
 		})

@@ -12,6 +12,7 @@ import (
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/client/pool"
 	"github.com/quarrystore/quarry/coproc/job"
+	"github.com/quarrystore/quarry/coproc/worker"
 	"github.com/quarrystore/quarry/fsck"
 	"github.com/quarrystore/quarry/rdma"
 )
@@ -62,6 +63,7 @@ var errFindings = errors.New("findings")
 // also wrap the reason that made it so.
 func exitCode(err error) int {
 	var usage usageError
+	var slot *worker.SlotError
 	is := func(targets ...error) bool {
 		for _, t := range targets {
 			if errors.Is(err, t) {
@@ -73,6 +75,8 @@ func exitCode(err error) int {
 	switch {
 	case errors.As(err, &usage):
 		return exitUsage
+	case errors.As(err, &slot) && slot.Code > 0:
+		return slot.Code
 	case is(client.ErrUnknown):
 		return exitUnknown
 	case is(client.ErrFreed, client.ErrNoName, client.ErrBadRef, client.ErrNoRegion, fsck.ErrNoRegion, btree.ErrNoKey, btree.ErrNoTree, job.ErrNoJob, job.ErrNoPlugin, client.ErrNoFunction, kv.ErrStateGone, pool.ErrNoPart):

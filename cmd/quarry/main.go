@@ -34,6 +34,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/quarrystore/quarry/coproc/worker"
 	"github.com/quarrystore/quarry/internal/procs"
 )
 
@@ -147,7 +148,7 @@ func newParser(c *cli, out, errOut io.Writer) (*kong.Kong, error) {
 		kong.Writers(out, errOut),
 		kong.Exit(func(int) { panic(stopParsing{}) }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}),
-		kong.Vars{"version": version},
+		kong.Vars{"version": version, "isolate_help": worker.IsolateHelp, "drain": worker.DefaultDrain.String(), "drain_help": worker.DrainHelp},
 		bindEnv("QUARRY"),
 	)
 }

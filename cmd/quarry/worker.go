@@ -19,6 +19,7 @@ import (
 	"github.com/quarrystore/quarry/coproc/job"
 	"github.com/quarrystore/quarry/coproc/worker"
 	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/internal/metrics"
 	"github.com/quarrystore/quarry/rdma/tcp"
 
 	// Plugins that every worker has.
@@ -34,8 +35,11 @@ type workerCmd struct {
 	Name   string   `placeholder:"NAME" help:"Name among the workers; default host and process."`
 	Slots  int      `default:"1" help:"Parts that run at the same time."`
 	Most   int      `name:"max-parts" help:"Parts of one job that run at the same time, at most; 0 means as many as there are slots."`
-	Memory sizeFlag `default:"2GiB" help:"Live memory at which the worker gives up its part and ends."`
+	Memory sizeFlag `default:"2GiB" help:"Live memory at which the worker, or a slot that is a process, gives up its part and ends."`
 	Module sizeFlag `default:"256MiB" help:"Memory of one instance of a WASM module; a job may ask for less."`
+
+	Isolate string        `enum:"auto,none,process" default:"auto" help:"${isolate_help}"`
+	Drain   time.Duration `default:"${drain}" help:"${drain_help}"`
 
 	CompileTimeout time.Duration `default:"2m" help:"Longest time to compile a WASM module; a job may ask for less."`
 	PartTimeout    time.Duration `default:"24h" help:"Longest time for one attempt of one part that a job may ask for."`
@@ -48,6 +52,26 @@ func (c *workerCmd) Run(ctx context.Context, a *app) error {
 	if c.CompileTimeout <= 0 || c.PartTimeout <= 0 || c.PartTimeout > job.MaxPartTimeout {
 		return usagef("--compile-timeout %v, --part-timeout %v: want more than 0, and at most %v for a part", c.CompileTimeout, c.PartTimeout, job.MaxPartTimeout)
 	}
+	if c.Drain < 0 || c.Slots < 1 || c.Slots > job.MaxSlots {
+		return usagef("--drain %v, --slots %d: want 0 or more, and 1 to %d slots", c.Drain, c.Slots, job.MaxSlots)
+	}
+	slot, err := worker.ThisSlot()
+	if err != nil {
+		return usageError{err}
+	}
+	apart, why, err := worker.Isolates(c.Isolate, c.Slots, c.MetricsListen)
+	switch {
+	case err != nil:
+		return usageError{err}
+	case slot != nil:
+		if c.MetricsListen, err = slot.Listen(c.MetricsListen); err != nil {
+			return usageError{err}
+		}
+	case apart:
+		return c.runSlots(ctx, a)
+	case why != "":
+		a.log.Info("slots share a process", "why", why)
+	}
 	port, err := c.metricsFlags.open(ctx, a, "worker")
 	if err != nil {
 		return err
@@ -58,15 +82,38 @@ func (c *workerCmd) Run(ctx context.Context, a *app) error {
 	worker.StandBack()
 	tally := &job.Tally{}
 	cfg := job.Config{Name: c.Name, Node: c.Node, Slots: c.Slots, MaxOfJob: c.Most, ModuleBytes: int(c.Module), ProcessBytes: int(c.Memory),
-		CompileTimeout: c.CompileTimeout, PartTimeout: c.PartTimeout, Tally: tally, Logger: a.log}
+		CompileTimeout: c.CompileTimeout, PartTimeout: c.PartTimeout, Drain: c.Drain, Tally: tally, Logger: a.log}
+	if slot != nil {
+		slot.Apply(&cfg)
+	}
 	return job.Serve(ctx, cfg, control, func(own *client.Client) error {
 		if own != nil {
 			port.watch(prom.NewCollector(own))
 		}
 		port.watch(worker.NewCollector(tally))
+		if slot != nil {
+			return slot.Ready(port.tell(map[string]string{})["metrics"])
+		}
 		return a.ready(port.tell(map[string]string{"ready": "worker", "node": c.Node}), func(w io.Writer) {
 			fmt.Fprintln(w, "worker ready")
 			port.text(w)
+		})
+	})
+}
+
+// runSlots runs each slot as a process of this program, with the flags of this one.
+func (c *workerCmd) runSlots(ctx context.Context, a *app) error {
+	if c.MetricsListen == "" && (c.Pprof || c.MetricsTLS != metrics.TLSOff) {
+		return usagef("--pprof and --metrics-tls need --metrics-listen")
+	}
+	s := worker.Slots{Name: c.Name, Count: c.Slots, Memory: int(c.Memory), Metrics: c.MetricsListen, Drain: c.Drain, Err: a.errOut, Logger: a.log}
+	return s.Run(ctx, func(metrics []string) error {
+		ready := worker.ReadySlots(c.Node, metrics)
+		return a.ready(ready, func(w io.Writer) {
+			fmt.Fprintf(w, "worker ready: %s slots, each a process\n", ready["slots"])
+			if at := ready["metrics"]; at != "" {
+				fmt.Fprintf(w, "metrics at %s\n", at)
+			}
 		})
 	})
 }
@@ -180,7 +227,7 @@ func (f *workerFlags) keep(ctx context.Context, a *app, exe, name, node string, 
 			"QUARRY_TENANT="+a.cli.Tenant, "QUARRY_KEY_FILE="+a.cli.KeyFile, "QUARRY_ALLOW_CLEAR="+strconv.FormatBool(a.cli.AllowClear), "QUARRY_CONFIG=", "QUARRY_RAIL="+strings.Join(a.cli.Rail, ","), "QUARRY_RAILS="+a.cli.Rails)
 		cmd.Stderr = a.errOut
 		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-		cmd.WaitDelay = 5 * time.Second
+		cmd.WaitDelay = worker.DefaultDrain + 7*time.Second // its slots end after Drain, and have 5 s more
 		err := runConfined(cmd, a.cli.RDMA || a.cli.Transport == client.TransportVerbs)
 		if ctx.Err() != nil {
 			return

@@ -277,8 +277,8 @@ func (w *worker) fullHere(id uint64) bool {
 		return false
 	}
 	n := 0
-	for _, job := range w.here {
-		if job == id {
+	for _, r := range w.here {
+		if r.job == id {
 			n++
 		}
 	}
@@ -293,7 +293,13 @@ func (w *worker) begins(p *Part) bool {
 	if _, runs := w.here[p.String()]; runs || w.fullHere(p.Job) {
 		return false
 	}
-	w.here[p.String()] = p.Job
+	r := running{job: p.Job}
+	if w.MaxOfJob > 0 && w.Places != nil {
+		if r.release = w.Places.Take(w.c.Tenant(), p.Job, w.MaxOfJob); r.release == nil {
+			return false
+		}
+	}
+	w.here[p.String()] = r
 	return true
 }
 
@@ -301,6 +307,9 @@ func (w *worker) begins(p *Part) bool {
 func (w *worker) ends(p *Part) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if r := w.here[p.String()]; r.release != nil {
+		r.release()
+	}
 	delete(w.here, p.String())
 }
 
@@ -357,6 +366,11 @@ func (w *worker) choose(ctx context.Context, j *Job, parts []*Part, can bool) (c
 			return nil, false, w.store.end(ctx, p.Job, Failed, fmt.Sprintf("%v: %s", p, p.Error))
 		}
 		left++
+		if w.bequeathed(p) {
+			if err := w.disown(ctx, p); err != nil {
+				return nil, false, err
+			}
+		}
 		if !can || j.Spec.MaxRunning > 0 && left > j.Spec.MaxRunning {
 			continue
 		}

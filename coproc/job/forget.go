@@ -58,7 +58,7 @@ func (s *Store) sweep(ctx context.Context, j *Job) (done bool, err error) {
 		return false, nil
 	}
 	// Whether an attempt may still change memory is for the fence of its session to say, and not for its beat.
-	w := &worker{Config: Config{Lease: -1, Tally: &Tally{}, Logger: slog.Default()}, c: s.c, store: s, seen: map[string]sighting{}, here: map[string]uint64{}, trees: newTrees(s.c, s.t)}
+	w := &worker{Config: Config{Lease: -1, Tally: &Tally{}, Logger: slog.Default()}, c: s.c, store: s, seen: map[string]sighting{}, here: map[string]running{}, trees: newTrees(s.c, s.t)}
 	if err := w.cleanUp(ctx, j); err != nil {
 		return false, err
 	}

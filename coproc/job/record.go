@@ -21,6 +21,7 @@ import (
 // Limits of what comes from outside.
 const (
 	MaxParts       = 4096
+	MaxSlots       = 256 // of a worker
 	MaxReduceParts = 256
 	MaxArgs        = 64
 	MaxArgBytes    = 4096

@@ -93,7 +93,7 @@ func TestPartsAreLeftToSecondAttempts(t *testing.T) {
 	require.Positive(t, w.rank(p, none))
 
 	// One whose own attempt has ended here without a record of it waits for this worker.
-	w.session, w.Lease, w.here = client.Session{Number: 8, Serial: 8}, time.Nanosecond, map[string]uint64{}
+	w.session, w.Lease, w.here = client.Session{Number: 8, Serial: 8}, time.Nanosecond, map[string]running{}
 	p.State, p.Session, p.Second = Running, w.session, &Second{Worker: "b", Session: client.Session{Number: 9, Serial: 9}}
 	w.seen = map[string]sighting{string(partKey(1, phaseMap, 0)): {uint64(p.Attempt), time.Now().Add(-time.Hour)}}
 	require.Positive(t, w.rank(p, none))

@@ -53,6 +53,8 @@ func Serve(ctx context.Context, cfg Config, control client.Config, ready func(ow
 	}
 	s := &server{cfg: cfg, jobs: jobs, slots: make(chan struct{}, cfg.Slots), serving: map[task]serving{}, ended: make(chan task)}
 	cfg.Tally.begin(cfg.Name, cfg.Slots)
+	ctx, stop := s.cfg.drained(ctx)
+	defer stop()
 	s.loop(ctx, me, list)
 	return nil
 }
@@ -78,11 +80,11 @@ type server struct {
 	ended   chan task        // workers that have ended
 }
 
-// loop starts and ends workers as the controllers' delegations say, until ctx ends.
+// loop starts and ends workers as the controllers' delegations say, until no part is to be begun any more, and waits for those that run then.
 func (s *server) loop(ctx context.Context, me client.Worker, list []*client.Delegation) {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
-	for ctx.Err() == nil {
+	for !s.cfg.draining() {
 		s.follow(ctx, list)
 		for waits := true; waits; {
 			select {
@@ -90,9 +92,12 @@ func (s *server) loop(ctx context.Context, me client.Worker, list []*client.Dele
 				delete(s.serving, t)
 			case <-tick.C:
 				waits = false
-			case <-ctx.Done():
+			case <-s.cfg.ending:
 				waits = false
 			}
+		}
+		if s.cfg.draining() {
+			break
 		}
 		fresh, _, err := s.jobs.Poll(ctx, me)
 		switch {
@@ -102,10 +107,7 @@ func (s *server) loop(ctx context.Context, me client.Worker, list []*client.Dele
 			s.cfg.Logger.Warn("jobs cannot be listed", "error", err)
 		}
 	}
-	for _, now := range s.serving {
-		now.stop()
-	}
-	for len(s.serving) > 0 {
+	for len(s.serving) > 0 { // they begin no part any more, and end with ctx at the latest
 		delete(s.serving, <-s.ended)
 	}
 }

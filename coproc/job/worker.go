@@ -43,12 +43,27 @@ type Config struct {
 	// Patience is how long a part waits for a worker beside its memory, where there is
 	// one, before one elsewhere takes it; 0 means 1 s.
 	Patience time.Duration
+	// Before says how the process ended that worked under this Name before; "" if there was none, or it is not known. Parts that it left
+	// running have failed for this reason, once its session is fenced.
+	Before string
+	// Places bounds the parts of one job that slots in several processes run at the same time; nil: this process has all slots of the worker.
+	Places Places
+	// Drain is how long parts that run may go on when the context of Work has ended; none is begun then. 0: their contexts end too.
+	Drain time.Duration
 	// Tally receives the worker's counters, for a collector; nil: the worker makes one.
 	Tally *Tally
 	// Die ends the process: a compiled-in plugin does not stop, or takes too much
 	// memory. It is called after the part has been given up. nil means os.Exit(3).
 	Die    func(reason string)
 	Logger *slog.Logger
+
+	ending <-chan struct{} // closed when no part is to be begun any more; nil: never
+}
+
+// Places are shared by the processes of one worker.
+type Places interface {
+	// Take takes one of so many places for the parts of a job of a tenant, until it is released or the process has ended; nil: none is free.
+	Take(tenant uint32, job uint64, most int) (release func())
 }
 
 const (
@@ -94,8 +109,14 @@ type worker struct {
 	ready map[uint64]listing   // by job
 	asked map[uint64]time.Time // when a job was refused a place under the quota, by job
 	turn  uint64               // job that a part was last claimed of
-	here  map[string]uint64    // parts with an attempt of this worker that has not ended, by their names, and the numbers of their jobs
+	here  map[string]running   // parts with an attempt of this worker that has not ended, by their names
 	me    Worker               // the worker's own record; once Work serves, beWatched alone changes it: its beat
+}
+
+// running is a part with an attempt of this worker.
+type running struct {
+	job     uint64 // number of the part's job
+	release func() // gives up its place; nil: it has none
 }
 
 // staff are the live workers, as last listed.
@@ -116,8 +137,8 @@ func (cfg Config) withDefaults() (Config, error) {
 	if cfg.Slots == 0 {
 		cfg.Slots = 1
 	}
-	if cfg.Slots < 1 || cfg.Slots > 256 {
-		return cfg, fmt.Errorf("worker: %d slots, want 1 to 256", cfg.Slots)
+	if cfg.Slots < 1 || cfg.Slots > MaxSlots {
+		return cfg, fmt.Errorf("worker: %d slots, want 1 to %d", cfg.Slots, MaxSlots)
 	}
 	if cfg.MaxOfJob < 0 {
 		return cfg, fmt.Errorf("worker: at most %d parts of one job, want 1 or more", cfg.MaxOfJob)
@@ -166,20 +187,61 @@ func Work(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	cfg.Tally.begin(cfg.Name, cfg.Slots)
+	ctx, stop := cfg.drained(ctx)
+	defer stop()
 	return work(ctx, cfg, nil, make(chan struct{}, cfg.Slots))
+}
+
+// drained returns a context that ends cfg.Drain after ctx. No part is begun once ctx has ended.
+func (cfg *Config) drained(ctx context.Context) (later context.Context, stop context.CancelFunc) {
+	cfg.ending = ctx.Done()
+	if cfg.Drain <= 0 {
+		return ctx, func() {}
+	}
+	later, stop = context.WithCancel(context.WithoutCancel(ctx))
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-later.Done():
+			return
+		}
+		cfg.Logger.Info("worker is to end: it begins no part, and parts that run may go on", "for", cfg.Drain)
+		select {
+		case <-time.After(cfg.Drain):
+			stop()
+		case <-later.Done():
+		}
+	}()
+	return later, stop
+}
+
+// draining says whether no part is to be begun any more.
+func (cfg *Config) draining() bool {
+	select {
+	case <-cfg.ending:
+		return true
+	default:
+		return false
+	}
 }
 
 // work has a worker for each session of the client, one after the other, until the context ends, or the job of d.
 func work(ctx context.Context, cfg Config, d *client.Delegation, slots chan struct{}) error {
 	for began := false; ; began = true {
+		if began {
+			cfg.Before = "" // parts of this name are this process's from here on
+		}
 		w, err := newWorker(ctx, cfg, d, slots)
 		var over bool
 		if err == nil {
 			over = w.run()
 		}
 		switch {
-		case over || began && ctx.Err() != nil:
+		case over || began && (ctx.Err() != nil || cfg.draining()):
 			return nil
 		case err == nil:
 			cfg.Logger.Warn("worker begins again: its session has ended", "worker", cfg.Name)
@@ -208,7 +270,7 @@ func newWorker(ctx context.Context, cfg Config, d *client.Delegation, slots chan
 		return nil, err
 	}
 	store.d = d
-	w := &worker{Config: cfg, c: cfg.Client, session: session, store: store, seen: map[string]sighting{}, here: map[string]uint64{}, ready: map[uint64]listing{}, asked: map[uint64]time.Time{}, compiling: make(chan struct{}, 1), modules: shelf{most: maxModules},
+	w := &worker{Config: cfg, c: cfg.Client, session: session, store: store, seen: map[string]sighting{}, here: map[string]running{}, ready: map[uint64]listing{}, asked: map[uint64]time.Time{}, compiling: make(chan struct{}, 1), modules: shelf{most: maxModules},
 		trees: newTrees(cfg.Client, store.t), outer: outer, bound: ctx, tidy: context.WithoutCancel(ctx), slots: slots}
 	w.staff.Store(&staff{})
 	if cfg.Node != "" {
@@ -235,13 +297,15 @@ func (w *worker) run() (over bool) {
 	ctx, cancel := context.WithCancelCause(w.bound)
 	defer cancel(nil)
 	w.finished = func() { cancel(errFinished) }
-	var wg sync.WaitGroup
-	wg.Go(func() { w.beWatched(ctx) })
-	wg.Go(func() { w.serveFunctions(ctx) })
+	var slots, others sync.WaitGroup
+	others.Go(func() { w.beWatched(ctx) })
+	others.Go(func() { w.serveFunctions(ctx) })
 	for range w.Slots {
-		wg.Go(func() { w.loop(ctx) })
+		slots.Go(func() { w.loop(ctx) })
 	}
-	wg.Wait()
+	slots.Wait() // until ctx has ended, or none is to begin a part
+	w.finished()
+	others.Wait()
 	tctx, done := context.WithTimeout(w.tidy, time.Second)
 	defer done()
 	_ = w.store.t.Delete(tctx, workerKey(w.Name))
@@ -304,14 +368,16 @@ func (w *worker) still(key string, beat uint64) time.Duration {
 	return time.Since(s.since)
 }
 
-// loop is one slot: it claims parts and works on them until ctx ends, and rests longer and longer
+// loop is one slot: it claims parts and works on them until ctx ends or the worker ends, and rests longer and longer
 // while there are none.
 func (w *worker) loop(ctx context.Context) {
 	idle := idleMin
-	for ctx.Err() == nil {
+	for ctx.Err() == nil && !w.draining() {
 		select {
 		case w.slots <- struct{}{}:
 		case <-ctx.Done():
+			return
+		case <-w.ending:
 			return
 		}
 		j, p, err := w.claim(ctx)
@@ -334,6 +400,7 @@ func (w *worker) loop(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
+		case <-w.ending:
 		case <-time.After(idle/2 + rand.N(idle)):
 		}
 		idle = min(2*idle, idleMax)

@@ -48,10 +48,12 @@ type options struct {
 	memory  int
 	module  int
 	version string
+	isolate string
+	errOut  io.Writer
 }
 
 func parse(args []string, env func(string) string, errOut io.Writer) (*options, error) {
-	o := &options{}
+	o := &options{errOut: errOut}
 	f := flag.NewFlagSet("worker", flag.ContinueOnError)
 	f.SetOutput(errOut)
 	text := func(p *string, name, variable, missing, help string) {
@@ -80,7 +82,9 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 	f.StringVar(&o.work.Node, "node", "", "storage node beside which it runs, whose memory it prefers")
 	f.IntVar(&o.work.Slots, "slots", 1, "parts that run at the same time")
 	f.IntVar(&o.work.MaxOfJob, "max-parts", 0, "parts of one job that run at the same time, at most; 0 means as many as there are slots")
-	f.IntVar(&o.memory, "memory-mib", 2048, "live memory at which the worker gives up its part and ends")
+	f.StringVar(&o.isolate, "isolate", IsolateAuto, IsolateHelp)
+	f.DurationVar(&o.work.Drain, "drain", DefaultDrain, DrainHelp)
+	f.IntVar(&o.memory, "memory-mib", 2048, "live memory at which the worker, or a slot that is a process, gives up its part and ends")
 	f.IntVar(&o.module, "module-mib", job.DefaultMemoryBytes>>20, "memory of one instance of a WASM module; a job may ask for less")
 	f.DurationVar(&o.work.CompileTimeout, "compile-timeout", job.DefaultCompileTimeout, "longest time to compile a WASM module; a job may ask for less")
 	f.DurationVar(&o.work.PartTimeout, "part-timeout", job.MaxPartTimeout, "longest time for one attempt of one part that a job may ask for")
@@ -131,8 +135,14 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 
 // check refuses flags outside their bounds.
 func (o *options) check() error {
+	if _, _, err := Isolates(o.isolate, o.work.Slots, o.listen); err != nil {
+		return err
+	}
 	if o.memory < 1 || o.module < 1 || o.memory > 1<<30 || o.module > 4<<10 {
 		return fmt.Errorf("--memory-mib %d, --module-mib %d: want 1 or more, and at most 4096 for a module", o.memory, o.module)
+	}
+	if o.work.Drain < 0 {
+		return fmt.Errorf("--drain %v: want 0 or more", o.work.Drain)
 	}
 	if o.work.CompileTimeout <= 0 || o.work.PartTimeout <= 0 || o.work.PartTimeout > job.MaxPartTimeout {
 		return fmt.Errorf("--compile-timeout %v, --part-timeout %v: want more than 0, and at most %v for a part", o.work.CompileTimeout, o.work.PartTimeout, job.MaxPartTimeout)
@@ -160,6 +170,27 @@ func run(ctx context.Context, args []string, env func(string) string, out, errOu
 }
 
 func (o *options) run(ctx context.Context, out io.Writer, log *slog.Logger) error {
+	slot, err := ThisSlot()
+	if err != nil {
+		return err
+	}
+	if slot == nil {
+		apart, why, err := Isolates(o.isolate, o.work.Slots, o.listen)
+		if err != nil {
+			return err
+		}
+		if apart {
+			return o.runSlots(ctx, out, log)
+		}
+		if why != "" {
+			log.Info("slots share a process", "why", why)
+		}
+	} else {
+		slot.Apply(&o.work)
+		if o.listen, err = slot.Listen(o.listen); err != nil {
+			return err
+		}
+	}
 	registry := metrics.NewRegistry(o.version, "worker")
 	ready := map[string]string{"ready": "worker", "node": o.work.Node}
 	if o.listen != "" { // first: a port that is taken is found while nothing has to be undone
@@ -178,8 +209,28 @@ func (o *options) run(ctx context.Context, out io.Writer, log *slog.Logger) erro
 			registry.MustRegister(prom.NewCollector(own))
 		}
 		registry.MustRegister(NewCollector(o.work.Tally))
+		if slot != nil {
+			return slot.Ready(ready["metrics"])
+		}
 		return json.NewEncoder(out).Encode(ready)
 	})
+}
+
+// runSlots runs each slot as a process.
+func (o *options) runSlots(ctx context.Context, out io.Writer, log *slog.Logger) error {
+	s := Slots{Name: o.work.Name, Count: max(1, o.work.Slots), Memory: o.work.ProcessBytes, Metrics: o.listen, Drain: o.work.Drain, Err: o.errOut, Logger: log}
+	return s.Run(ctx, func(metrics []string) error {
+		return json.NewEncoder(out).Encode(ReadySlots(o.work.Node, metrics))
+	})
+}
+
+// ReadySlots is what a worker says when all its slots are ready.
+func ReadySlots(node string, metrics []string) map[string]string {
+	ready := map[string]string{"ready": "worker", "node": node, "slots": strconv.Itoa(len(metrics))}
+	if all := strings.Join(metrics, ","); strings.Trim(all, ",") != "" {
+		ready["metrics"] = all
+	}
+	return ready
 }
 
 // StandBack makes this process the first that the kernel ends when memory runs out. That frees the

@@ -1,4 +1,4 @@
-// Package procs has an idle process wake fewer threads.
+// Package procs has an idle process wake fewer threads, and children that end with their parents.
 //
 // Follow keeps the Go runtime of an idle process on one processor. With more than one, each wake
 // wakes a second thread that looks for work and finds none: a quarter of what an idle controller
@@ -9,4 +9,6 @@
 // every 20 us while anything runs, and wakes at each timer beside the thread that waits for it. That
 // thread wakes twice, because the runtime rounds the time it waits for down to milliseconds. With a
 // slack of 4 ms these are half as many wakes.
+//
+// OnOtherThread is for a parent whose children are to end with it.
 package procs

@@ -24,7 +24,7 @@ var execStart = regexp.MustCompile(`(?m)^ExecStart=(/usr/bin/quarry) ([a-z ]+) -
 func TestUnits(t *testing.T) {
 	dir := t.TempDir()
 	var units []string
-	for _, name := range []string{"quarry-controller.service", "quarry-storage.service", "quarry-gateway.service", "quarry-pager@.service", "quarry-flight.service"} {
+	for _, name := range []string{"quarry-controller.service", "quarry-storage.service", "quarry-gateway.service", "quarry-pager@.service", "quarry-flight.service", "quarry-worker.service"} {
 		text := read(t, "deploy", "systemd", name)
 		m := execStart.FindStringSubmatch(text)
 		require.NotNil(t, m, name)
@@ -46,7 +46,7 @@ func TestUnits(t *testing.T) {
 }
 
 // most is the exposure that systemd-analyze may find, in tenths; 3.5 and 4.1 before.
-var most = map[string]int{"quarry-controller.service": 20, "quarry-storage.service": 20, "quarry-gateway.service": 20, "quarry-pager@.service": 20, "quarry-flight.service": 20}
+var most = map[string]int{"quarry-controller.service": 20, "quarry-storage.service": 20, "quarry-gateway.service": 20, "quarry-pager@.service": 20, "quarry-flight.service": 20, "quarry-worker.service": 21}
 
 func TestUnitsAreConfined(t *testing.T) {
 	analyze := tool(t, "systemd-analyze", "apt-get install systemd")
@@ -76,7 +76,7 @@ var option = regexp.MustCompile(`(?m)^( *)# ([a-z-]+: .*)$`)
 
 // The example files are good as they are, and with every key that they only suggest.
 func TestExampleConfigurations(t *testing.T) {
-	for role, file := range map[string]string{"controller": "controller.yml", "storage": "storage.yml", "gateway redis": "gateway.yml", "pager": "pager.yml", "gateway flight": "flight.yml"} {
+	for role, file := range map[string]string{"controller": "controller.yml", "storage": "storage.yml", "gateway redis": "gateway.yml", "pager": "pager.yml", "gateway flight": "flight.yml", "worker": "worker.yml"} {
 		text := read(t, "deploy", "systemd", file)
 		understood(t, file, append(strings.Fields(role), "--config", filepath.Join(root, "deploy", "systemd", file))...)
 		all := filepath.Join(t.TempDir(), file)
