@@ -51,7 +51,7 @@ func (v *jobsView) list(ctx context.Context, controllers []string) ([]console.Jo
 	rows := make([]console.Job, 0, len(all))
 	for i := len(all) - 1; i >= 0 && len(rows) < 50; i-- { // the newest first
 		j := all[i]
-		rows = append(rows, console.Job{ID: j.ID, Plugin: j.Spec.Plugin, State: string(j.State), Phase: j.Phase, Input: j.Spec.Input.String(), Output: j.Spec.Output})
+		rows = append(rows, console.Job{ID: j.ID, Plugin: j.Spec.Plugin, State: string(j.State), Phase: j.Phase, Input: j.Spec.Input.String(), Output: j.Spec.Output, Priority: j.Spec.Priority.String()})
 	}
 	return rows, err
 }

@@ -73,6 +73,7 @@ type jobRunCmd struct {
 	Writes  []string          `placeholder:"TREE" help:"Further trees that the plugin may write."`
 	Maps    int               `name:"map-parts" help:"Parts to cut the input into, at most; 0 means four for each worker, and more where a part of a tree would have more than 64 MiB."`
 	Most    int               `name:"max-parts" help:"Parts that run at once, at most; 0 means as many as workers have slots. Such a job has no second attempts."`
+	Rank    string            `name:"priority" enum:"low,normal,high" default:"normal" help:"Parts of jobs of higher priority begin first; of nine parts that a worker begins, lower priorities get at least one."`
 	Reduces int               `name:"reduce-parts" help:"Parts of the reduction; 0 means two for each worker."`
 	Limit   time.Duration     `name:"part-timeout" default:"10m" help:"Longest time for one attempt of one part."`
 	Memory  sizeFlag          `placeholder:"SIZE" help:"Memory of one instance of a WASM module; default and most are the worker's --module."`
@@ -99,7 +100,7 @@ func (c *jobRunCmd) Run(ctx context.Context, a *app) error {
 		return usagef("--output %q: want tree:NAME", c.Output)
 	}
 	return a.jobs(ctx, 0, func(ctx context.Context, s *job.Store) error {
-		j, err := s.Submit(ctx, job.Spec{Plugin: c.Plugin, Input: in, Output: out, Args: c.Arg, Writes: c.Writes, MapParts: c.Maps, MaxRunning: c.Most, ReduceParts: c.Reduces, PartTimeout: c.Limit, MemoryBytes: int(c.Memory), CompileTimeout: c.Compile, ShuffleBytes: int64(c.Shuffle), Lasts: c.Lasts, Keep: c.Keep, Replace: c.Replace, Linger: c.Linger})
+		j, err := s.Submit(ctx, job.Spec{Plugin: c.Plugin, Input: in, Output: out, Args: c.Arg, Writes: c.Writes, MapParts: c.Maps, MaxRunning: c.Most, Priority: job.Priority(c.Rank), ReduceParts: c.Reduces, PartTimeout: c.Limit, MemoryBytes: int(c.Memory), CompileTimeout: c.Compile, ShuffleBytes: int64(c.Shuffle), Lasts: c.Lasts, Keep: c.Keep, Replace: c.Replace, Linger: c.Linger})
 		if err != nil {
 			return err
 		}
@@ -147,7 +148,8 @@ const barEvery = 200 * time.Millisecond
 // jobView is a job, and what it waits for.
 type jobView struct {
 	*job.Job
-	Waits string `json:"waits,omitempty"` // why no part of it runs
+	Priority string `json:"priority"`
+	Waits    string `json:"waits,omitempty"` // why no part of it runs
 }
 
 func jobText(w io.Writer, j *job.Job) {
@@ -155,7 +157,7 @@ func jobText(w io.Writer, j *job.Job) {
 	if !j.Ended.IsZero() {
 		took = j.Ended.Sub(j.Created).Round(time.Millisecond).String()
 	}
-	fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%v\ttree:%s\t%d+%d\t%s\n", j.ID, j.Spec.Plugin, j.State, j.Phase, j.Spec.Input, j.Spec.Output, j.Maps, j.Reduces, took)
+	fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%v\ttree:%s\t%d+%d\t%s\t%s\n", j.ID, j.Spec.Plugin, j.State, j.Phase, j.Spec.Input, j.Spec.Output, j.Maps, j.Reduces, took, j.Spec.Priority)
 }
 
 type jobListCmd struct{}
@@ -180,10 +182,10 @@ func (a *app) listJobs(ctx context.Context) error {
 		}
 		views := []jobView{}
 		for _, j := range all {
-			views = append(views, jobView{j, j.Waiting(quota)})
+			views = append(views, jobView{j, j.Spec.Priority.String(), j.Waiting(quota)})
 		}
 		return a.print(views, func(w io.Writer) {
-			fmt.Fprintln(w, "JOB\tPLUGIN\tSTATE\tPHASE\tINPUT\tOUTPUT\tPARTS\tTOOK")
+			fmt.Fprintln(w, "JOB\tPLUGIN\tSTATE\tPHASE\tINPUT\tOUTPUT\tPARTS\tTOOK\tPRIORITY")
 			for _, j := range all {
 				jobText(w, j)
 			}
@@ -227,7 +229,7 @@ func (c *jobStatusCmd) Run(ctx context.Context, a *app) error {
 		view := struct {
 			jobView
 			Parts []*job.Part `json:"parts"`
-		}{jobView{j, waits}, parts}
+		}{jobView{j, j.Spec.Priority.String(), waits}, parts}
 		for _, p := range parts {
 			p.Plan, p.Runs = nil, nil
 		}

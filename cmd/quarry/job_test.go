@@ -37,8 +37,12 @@ func TestJobs(t *testing.T) {
 
 	on(t, "--json", "job", "run", "search", "--input", "tree:job-texts", "--output", "tree:job-index", "--map-parts", "2").decode(t, &j)
 	require.Equal(t, job.Done, j.State)
-	on(t, "--json", "job", "run", "search", "--input", "tree:job-texts", "--output", "tree:job-index", "--max-parts", "1").decode(t, &j)
+	on(t, "--json", "job", "run", "search", "--input", "tree:job-texts", "--output", "tree:job-index", "--max-parts", "1", "--priority", "low").decode(t, &j)
 	require.Equal(t, job.Done, j.State)
+	require.Equal(t, job.Low, j.Spec.Priority)
+	require.Regexp(t, `(?m)search .*low\s*$`, on(t, "job", "list").ok(t))
+	require.Contains(t, on(t, "--json", "job", "list").ok(t), `"priority":"low"`)
+	on(t, "job", "run", "words", "--input", "tree:job-texts", "--output", "tree:x", "--priority", "urgent").fails(t, exitUsage, "--priority")
 	require.Equal(t, 1, j.Spec.MaxRunning)
 	var hits []search.Hit
 	on(t, "--json", "search", "job-index", "stone", "water").decode(t, &hits)
@@ -47,6 +51,7 @@ func TestJobs(t *testing.T) {
 	require.Contains(t, on(t, "search", "job-index", "stone").ok(t), "b")
 
 	require.Contains(t, on(t, "job", "list").ok(t), "search")
+	require.Regexp(t, `(?m)words .*normal\s*$`, on(t, "job", "list").ok(t))
 	require.Contains(t, on(t, "job", "status", "1").ok(t), "words")
 	on(t, "job", "logs", "1").ok(t)
 	on(t, "job", "cancel", "1").fails(t, exitFailed, "job 1 has ended: it is done")

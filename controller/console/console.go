@@ -27,6 +27,8 @@ type Job struct {
 	Phase  string `json:"phase"`
 	Input  string `json:"input"`
 	Output string `json:"output"`
+
+	Priority string `json:"priority"`
 }
 
 const (

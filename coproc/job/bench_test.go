@@ -81,6 +81,21 @@ func BenchmarkMapObjects(b *testing.B) {
 			run(b, job.Spec{Plugin: "touch", Input: job.Source{Tree: "small"}, Output: "none", MapParts: job.MaxParts})
 		}
 		b.ReportMetric(float64(time.Since(began).Microseconds())/1e3/float64(b.N*parts), "ms/part")
+		b.ReportMetric(float64(parts), "parts")
+	})
+	// As many calls of a function in this process, with one round each.
+	b.Run("calls", func(b *testing.B) {
+		ref, err := r.c.Alloc(b.Context(), []byte("x"), client.AllocOptions{})
+		require.NoError(b, err)
+		began := time.Now()
+		for b.Loop() {
+			for range parts {
+				value, err := r.c.Read(b.Context(), ref, nil)
+				require.NoError(b, err)
+				require.NoError(b, touch{}.Map(nil, nil, value, nil))
+			}
+		}
+		b.ReportMetric(float64(time.Since(began).Microseconds())/1e3/float64(b.N*max(1, parts)), "ms/part")
 	})
 }
 

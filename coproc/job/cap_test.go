@@ -151,3 +151,50 @@ func TestHazard228_WorkerRunsSoManyPartsOfOneJob(t *testing.T) {
 		<-gate.begun
 	}
 }
+
+// A census counts the parts that caps hold up: the job's, the worker's, and the quota's.
+func TestCensusCountsWhatCapsHoldUp(t *testing.T) {
+	r := newRig(t)
+	r.quota(100 << 20)
+	in := map[string]string{}
+	for i := range 800 {
+		in[fmt.Sprintf("%04d", i)] = "a value of some length, so that there are leaves for as many parts"
+	}
+	r.tree("in", in)
+	r.tree("one", map[string]string{"a": "1"})
+	var tally job.Tally
+	r.worker("a", func(c *job.Config) { c.Slots, c.MaxOfJob, c.Tally = 8, 2, &tally })
+	submit := func(plugin, in string, most int, bytes int64) *job.Job {
+		j, err := r.store.Submit(t.Context(), job.Spec{Plugin: plugin, Input: job.Source{Tree: in}, Output: fmt.Sprint("out/", plugin, most, bytes), MapParts: 8, MaxRunning: most, ShuffleBytes: bytes})
+		require.NoError(t, err)
+		return j
+	}
+	began, let := make(chan struct{}, 1), make(chan struct{})
+	waits.Store(&waiting{began, let})
+	t.Cleanup(func() { waits.Store(nil) })
+	jobs := []*job.Job{submit("gated", "in", 1, 0), submit("gated", "in", 0, 0), submit("waits-reduce", "one", 0, 70<<20)}
+	<-began
+	jobs = append(jobs, submit("waits-reduce", "one", 0, 60<<20))
+	parts := func(j *job.Job) int {
+		now, err := r.store.Job(t.Context(), j.ID)
+		require.NoError(t, err)
+		return now.Maps
+	}
+	require.Eventually(t, func() bool {
+		c, err := tally.Census(t.Context())
+		require.NoError(t, err)
+		capped, free := parts(jobs[0]), parts(jobs[1])
+		return capped > 1 && free > 2 && c.Waiting["job"] == capped-1 && c.Capped == free-2 && c.Waiting["quota"] == 1
+	}, patience, 10*time.Millisecond)
+	for _, j := range jobs {
+		require.NoError(t, r.store.Cancel(t.Context(), j.ID))
+	}
+	require.Eventually(t, func() bool {
+		c, err := tally.Census(t.Context())
+		require.NoError(t, err)
+		return c.Running == 0 && c.Waiting["job"] == 0 && c.Capped == 0 && c.Waiting["quota"] == 0
+	}, patience, 10*time.Millisecond)
+	for len(gate.begun) > 0 {
+		<-gate.begun
+	}
+}

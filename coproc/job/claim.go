@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime/debug"
-	"slices"
 	"time"
 
 	"github.com/quarrystore/quarry/btree"
@@ -16,51 +15,61 @@ import (
 // This file claims parts for a worker and moves jobs to their next phase.
 
 // claim claims a part of some job, and advances jobs whose parts are all done. nil: there is
-// nothing to do. Jobs take turns: the search begins behind the job that a part was claimed of
-// last.
+// nothing to do. The worker's turns say in which order it looks at the jobs.
 func (w *worker) claim(ctx context.Context) (*Job, *Part, error) {
-	ids, err := w.store.active(ctx)
+	jobs, err := w.store.active(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
+	if w.store.d != nil && len(jobs) > 0 {
+		w.class.Store(int64(jobs[0].class))
+	}
 	w.mu.Lock()
-	turn := w.turn
+	jobs = w.turns.order(jobs)
 	w.mu.Unlock()
-	first, _ := slices.BinarySearch(ids, turn+1)
-	ids = append(ids[first:len(ids):len(ids)], ids[:first]...)
-	var listed []uint64
+	var listed []active
 	var slow []straggler
-	for _, id := range ids {
-		if w.full(id) {
+	for _, a := range jobs {
+		if w.full(a.id) {
 			continue
 		}
-		j, p, fresh, err := w.claimReady(ctx, id)
+		j, p, fresh, err := w.claimReady(ctx, a.id)
 		if err == nil && p == nil && !fresh {
-			j, p, err = w.look(ctx, id, &slow)
+			j, p, err = w.look(ctx, a.id, &slow)
 		}
 		if err != nil || p != nil {
-			w.took(id)
+			w.took(a, p != nil, jobs)
 			return j, p, err
 		}
 		if fresh {
-			listed = append(listed, id)
+			listed = append(listed, a)
 		}
 	}
-	for _, id := range listed { // nothing else is to be done
-		if j, p, err := w.look(ctx, id, &slow); err != nil || p != nil {
-			w.took(id)
+	for _, a := range listed { // nothing else is to be done
+		if j, p, err := w.look(ctx, a.id, &slow); err != nil || p != nil {
+			w.took(a, p != nil, jobs)
 			return j, p, err
 		}
 	}
 	return w.beginSecond(ctx, slow)
 }
 
-// took records whose turn it was. A job whose records could not be read counts too, so that the
-// other jobs come before it next time.
-func (w *worker) took(id uint64) {
+// took records whose turn it was.
+func (w *worker) took(a active, begun bool, jobs []active) {
 	w.mu.Lock()
-	w.turn = id
+	w.turns.took(a, begun, jobs)
 	w.mu.Unlock()
+	if begun {
+		w.desk.begun(w.tenant(), a.class)
+	}
+}
+
+// tenant is whose job the worker acts for; "" if it acts for itself.
+func (w *worker) tenant() string {
+	if w.store.d == nil {
+		return ""
+	}
+	return w.store.d.Tenant
 }
 
 // look is claimOf, and refuses a job whose records are damaged or forged.
@@ -419,10 +428,8 @@ func (w *worker) advance(ctx context.Context, j *Job, parts []*Part) (*Job, erro
 	if len(next) == 0 && j.Spec.Replace && j.Phase != phaseReplace {
 		next, j.Phase = []*Part{{Job: j.ID, Phase: phaseReplace, State: Pending}}, phaseReplace
 	}
-	for _, p := range next {
-		if err := w.store.t.PutIfAbsent(ctx, partKey(p.Job, p.Phase, p.Index), encode(p)); err != nil && !errors.Is(err, btree.ErrKeyExists) {
-			return nil, err
-		}
+	if err := w.store.makeParts(ctx, next); err != nil {
+		return nil, err
 	}
 	if len(next) == 0 {
 		j.State, j.Ended = Done, time.Now().UTC()

@@ -4,7 +4,7 @@
 // continues when a worker dies.
 //
 //	job/ID            what to do, and the phase it is in
-//	active/ID         jobs that have not ended
+//	active/ID         jobs that have not ended; the value is the priority
 //	part/ID/PHASE/N   one part: pending -> running -> done, or failed
 //	input/ID/N        objects that a map part reads, if there are many
 //	runs/ID/PHASE/N/ATTEMPT manifest: the objects of runs that an attempt has made

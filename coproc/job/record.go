@@ -79,6 +79,8 @@ type Spec struct {
 	ReduceParts int `json:"reduce_parts,omitempty"`
 	// MaxRunning is how many parts run at once, at most; 0 means as many as there are slots. Such a job has no second attempts.
 	MaxRunning int `json:"max_running,omitempty"`
+	// Priority among the jobs of the tenant; "" is Normal.
+	Priority Priority `json:"priority,omitempty"`
 	// PartTimeout of one attempt of one part.
 	PartTimeout time.Duration `json:"part_timeout_ns"`
 	// MemoryBytes of one instance of a module, and CompileTimeout of it; 0 means the worker's
@@ -215,6 +217,8 @@ func (s *Spec) checkLimits() error {
 		return fmt.Errorf("job: the former output lingers for %v, want more than 0 and at most %v", s.Linger, MaxLinger)
 	case s.ShuffleBytes < 0 || s.ShuffleBytes > MaxShuffleBytes:
 		return fmt.Errorf("job: %d bytes of records between map and reduce, want more than 0 and at most %d", s.ShuffleBytes, int64(MaxShuffleBytes))
+	case s.Priority.check() != nil:
+		return s.Priority.check()
 	case s.CompileTimeout < 0:
 		return fmt.Errorf("job: compile timeout %v, want more than 0", s.CompileTimeout)
 	}
@@ -376,12 +380,12 @@ type Worker struct {
 	Plugins []coproc.About `json:"plugins"` // compiled into it
 	Beat    uint64         `json:"beat"`    // raised every third of a lease; another worker removes a record whose beat stands still
 	Host    string         `json:"host"`    // name of its host
-	// Format of records that it reads and writes: 1 has second attempts, and objects apart from their parts, 2 has Spec.MaxRunning. 0: an earlier version.
+	// Format of records that it reads and writes: 1 has second attempts, and objects apart from their parts, 2 has Spec.MaxRunning, 3 has Spec.Priority. 0: an earlier version.
 	Format int `json:"format,omitempty"`
 }
 
 // format is that of this version.
-const format = 2
+const format = 3
 
 // encode is the value of a record.
 func encode(v any) []byte {

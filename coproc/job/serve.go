@@ -51,7 +51,7 @@ func Serve(ctx context.Context, cfg Config, control client.Config, ready func(ow
 	if err := ready(nil); err != nil {
 		return err
 	}
-	s := &server{cfg: cfg, jobs: jobs, slots: make(chan struct{}, cfg.Slots), serving: map[task]serving{}, ended: make(chan task)}
+	s := &server{cfg: cfg, jobs: jobs, desk: newDesk(cfg.Slots), serving: map[task]serving{}, ended: make(chan task)}
 	cfg.Tally.begin(cfg.Name, cfg.Slots)
 	ctx, stop := s.cfg.drained(ctx)
 	defer stop()
@@ -75,7 +75,7 @@ type serving struct {
 type server struct {
 	cfg     Config           // of each worker
 	jobs    *client.Jobs     // polls the controllers
-	slots   chan struct{}    // of the process, shared by its workers
+	desk    *desk            // slots of the process, shared by its workers
 	serving map[task]serving // workers that run
 	ended   chan task        // workers that have ended
 }
@@ -167,7 +167,7 @@ func (s *server) serve(ctx context.Context, d *client.Delegation) (err error) {
 		}
 	})
 	defer timely.Stop()
-	return errors.Join(work(ctx, cfg, d, s.slots), c.Close())
+	return errors.Join(work(ctx, cfg, d, s.desk), c.Close())
 }
 
 // over says whether the job that the worker acts for needs it no more, and ends its delegation then.

@@ -108,7 +108,10 @@ func (s *Store) Submit(ctx context.Context, spec Spec) (*Job, error) {
 			return nil, fmt.Errorf("input: %w", err)
 		}
 	}
-	if err := s.mayCap(ctx, &spec); err != nil {
+	if spec.Priority == Normal {
+		spec.Priority = "" // as earlier versions have it
+	}
+	if err := s.mayAsk(ctx, &spec); err != nil {
 		return nil, err
 	}
 	s.forgetExpired(ctx, time.Now())
@@ -166,7 +169,7 @@ func (s *Store) record(ctx context.Context, j *Job) error {
 	if err := s.t.PutIfAbsent(ctx, jobKey(j.ID), encode(j)); err != nil {
 		return err
 	}
-	return s.t.Put(ctx, activeKey(j.ID), []byte{})
+	return s.t.Put(ctx, activeKey(j.ID), []byte(j.Spec.Priority))
 }
 
 // number draws the next job's number.
@@ -309,6 +312,28 @@ func (s *Store) Parts(ctx context.Context, id uint64, phase string) ([]*Part, er
 	})
 }
 
+// makeParts writes the records of new parts, in the order of their keys: those of one leaf together. Those that are there stay: another worker has made
+// them, and may have claimed them.
+func (s *Store) makeParts(ctx context.Context, parts []*Part) error {
+	var writes []btree.Write
+	for _, p := range parts {
+		writes = append(writes, btree.Write{Key: partKey(p.Job, p.Phase, p.Index), Value: encode(p), Cond: btree.IfAbsent()})
+	}
+	for len(writes) > 0 {
+		n, err := s.t.WriteRun(ctx, writes)
+		if err != nil {
+			return err
+		}
+		for _, w := range writes[:n] {
+			if w.Err != nil && !errors.Is(w.Err, btree.ErrKeyExists) {
+				return w.Err
+			}
+		}
+		writes = writes[n:]
+	}
+	return nil
+}
+
 // list decodes the records of a range; damaged ones are an error, and those that note refuses.
 func list[T any](ctx context.Context, t *kv.Tree, r btree.Range, note func(key []byte, v *T, version uint64) error) ([]*T, error) {
 	var all []*T
@@ -330,24 +355,25 @@ func list[T any](ctx context.Context, t *kv.Tree, r btree.Range, note func(key [
 	return all, errors.Join(err, bad)
 }
 
-// active are the numbers of jobs that have not ended; for a worker that acts for a submitter, of its job.
-func (s *Store) active(ctx context.Context) (ids []uint64, err error) {
+// active are the jobs that have not ended, by their numbers; for a worker that acts for a submitter, its job.
+func (s *Store) active(ctx context.Context) (jobs []active, err error) {
 	if s.d != nil {
-		switch _, err := s.t.Get(ctx, activeKey(s.d.Job), nil); {
+		switch p, err := s.t.Get(ctx, activeKey(s.d.Job), nil); {
 		case errors.Is(err, btree.ErrNoKey):
 			return nil, nil
 		case err != nil:
 			return nil, err
+		default:
+			return []active{{s.d.Job, Priority(p).class()}}, nil
 		}
-		return []uint64{s.d.Job}, nil
 	}
-	err = s.t.Scan(ctx, prefixed("active/"), func(key, _ []byte, _ uint64) bool {
+	err = s.t.Scan(ctx, prefixed("active/"), func(key, p []byte, _ uint64) bool {
 		if id, err := strconv.ParseUint(string(key[len("active/"):]), 10, 64); err == nil {
-			ids = append(ids, id)
+			jobs = append(jobs, active{id, Priority(p).class()})
 		}
 		return true
 	})
-	return ids, err
+	return jobs, err
 }
 
 // swapJob records a change of a job; btree.ErrConflict if another worker was faster.
@@ -470,10 +496,17 @@ func (s *Store) Cancel(ctx context.Context, id uint64) error {
 	return s.end(ctx, id, Cancelled, "cancelled")
 }
 
-// mayCap refuses a cap while a worker is there that does not know of caps. Workers that act for submitters compare the digest of the Spec, so
+// mayAsk refuses a cap or a priority while a worker is there that does not know of it. Workers that act for submitters compare the digest of the Spec, so
 // earlier ones refuse the job.
-func (s *Store) mayCap(ctx context.Context, spec *Spec) error {
-	if spec.MaxRunning == 0 {
+func (s *Store) mayAsk(ctx context.Context, spec *Spec) error {
+	need, what := 0, ""
+	if spec.MaxRunning > 0 {
+		need, what = 2, fmt.Sprintf("at most %d parts at once", spec.MaxRunning)
+	}
+	if spec.Priority != "" {
+		need, what = 3, fmt.Sprintf("priority %s", spec.Priority)
+	}
+	if need == 0 {
 		return nil
 	}
 	here, err := s.workersHere(ctx)
@@ -481,8 +514,8 @@ func (s *Store) mayCap(ctx context.Context, spec *Spec) error {
 		return err
 	}
 	for _, w := range here {
-		if w.Format < 2 {
-			return fmt.Errorf("job: at most %d parts at once: worker %s is of an earlier version, which does not know this limit: replace it", spec.MaxRunning, w.Name)
+		if w.Format < need {
+			return fmt.Errorf("job: %s: worker %s is of an earlier version, which does not know this: replace it", what, w.Name)
 		}
 	}
 	return nil

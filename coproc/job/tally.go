@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/quarrystore/quarry/btree/kv"
+	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/internal/latency"
 )
 
@@ -222,7 +224,11 @@ func (t *Tally) leave(w *worker) {
 type Census struct {
 	Running int           // jobs that have not ended; at most maxCensus are looked at
 	Parts   map[State]int // of these jobs, by state
-	Workers int           // registered
+	// Waiting are parts of these jobs that could begin now but for a cap of the whole cluster: capJob, capQuota.
+	Waiting map[string]int
+	// Capped are parts of these jobs that wait while this worker, with all its slots, runs as many parts of their job as it may.
+	Capped  int
+	Workers int // registered
 	// Quiet is how long, at most, one of them has been seen with nothing begun, done
 	// or told. It is seen when a Census is taken.
 	Quiet time.Duration
@@ -234,6 +240,7 @@ const maxCensus = 64
 // Census looks at the jobs; those of a worker that acts for submitters are the ones that it serves. It
 // reads the records of all their parts: not for the data path.
 func (t *Tally) Census(ctx context.Context) (c Census, err error) {
+	c.Waiting = map[string]int{capJob: 0, capQuota: 0}
 	c.Parts = map[State]int{Pending: 0, Running: 0, Done: 0, Failed: 0, Cancelled: 0}
 	t.mu.Lock()
 	workers := slices.Clone(t.workers)
@@ -253,11 +260,16 @@ func (w *worker) census(ctx context.Context, c *Census) error {
 		return err
 	}
 	c.Workers = max(c.Workers, len(workers))
-	ids, err := w.store.active(ctx)
+	jobs, err := w.store.active(ctx)
 	if err != nil {
 		return err
 	}
-	for _, id := range ids[:min(len(ids), maxCensus)] {
+	quota, err := w.store.Quota(ctx)
+	if err != nil {
+		return err
+	}
+	for _, a := range jobs[:min(len(jobs), maxCensus)] {
+		id := a.id
 		j, err := w.store.read(ctx, id)
 		if errors.Is(err, ErrNoJob) {
 			continue
@@ -273,6 +285,7 @@ func (w *worker) census(ctx context.Context, c *Census) error {
 		if err != nil {
 			return err
 		}
+		w.countWaiting(j, parts, quota, c)
 		moved := uint64(len(parts))
 		for _, p := range parts {
 			c.Parts[p.State]++
@@ -283,4 +296,43 @@ func (w *worker) census(ctx context.Context, c *Census) error {
 		c.Quiet = max(c.Quiet, w.still(fmt.Sprint("census/", id), moved))
 	}
 	return nil
+}
+
+// Caps of a Census.
+const (
+	capJob   = "job"   // Spec.MaxRunning
+	capQuota = "quota" // of records between map and reduce
+)
+
+// countWaiting adds the parts of a job that wait because of a cap. A part counts for one cap: of the quota, the job, the worker, for the first that holds it up.
+func (w *worker) countWaiting(j *Job, parts []*Part, quota client.Quota, c *Census) {
+	if j.Waiting(quota) != "" {
+		c.Waiting[capQuota]++
+		return
+	}
+	left, here, pending := 0, 0, 0
+	for _, p := range parts {
+		if p.Phase != j.Phase || p.State.Ended() {
+			continue
+		}
+		switch left++; {
+		case p.State == Running && w.family(p.Worker):
+			here++
+		case p.State == Pending && j.Spec.MaxRunning > 0 && left > j.Spec.MaxRunning:
+			c.Waiting[capJob]++
+		case p.State == Pending:
+			pending++
+		}
+	}
+	if w.MaxOfJob > 0 && here >= w.MaxOfJob && w.can(j) {
+		c.Capped += pending
+	}
+}
+
+// family says whether a worker of that name is this one, or another slot of it in a process of its own.
+func (w *worker) family(name string) bool {
+	if w.Places == nil {
+		return name == w.Name
+	}
+	return path.Dir(name) == path.Dir(w.Name)
 }

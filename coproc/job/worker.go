@@ -92,7 +92,8 @@ type worker struct {
 	node    uint32         // number of Config.Node; 0: none
 	rt      *runtime       // runs modules
 	trees   *trees         // open trees, shared by the slots
-	slots   chan struct{}  // shared by all workers of the process
+	desk    *desk          // slots, shared by all workers of the process
+	class   atomic.Int64   // of the job's priority, for a worker that acts for a submitter
 	// finished ends the worker: the job that it acts for needs it no more.
 	finished context.CancelFunc
 	outer    context.Context // of Work
@@ -108,7 +109,7 @@ type worker struct {
 	seen  map[string]sighting  // of parts and workers
 	ready map[uint64]listing   // by job
 	asked map[uint64]time.Time // when a job was refused a place under the quota, by job
-	turn  uint64               // job that a part was last claimed of
+	turns turns                // in which it looks at jobs
 	here  map[string]running   // parts with an attempt of this worker that has not ended, by their names
 	me    Worker               // the worker's own record; once Work serves, beWatched alone changes it: its beat
 }
@@ -193,7 +194,7 @@ func Work(ctx context.Context, cfg Config) error {
 	cfg.Tally.begin(cfg.Name, cfg.Slots)
 	ctx, stop := cfg.drained(ctx)
 	defer stop()
-	return work(ctx, cfg, nil, make(chan struct{}, cfg.Slots))
+	return work(ctx, cfg, nil, newDesk(cfg.Slots))
 }
 
 // drained returns a context that ends cfg.Drain after ctx. No part is begun once ctx has ended.
@@ -230,7 +231,7 @@ func (cfg *Config) draining() bool {
 }
 
 // work has a worker for each session of the client, one after the other, until the context ends, or the job of d.
-func work(ctx context.Context, cfg Config, d *client.Delegation, slots chan struct{}) error {
+func work(ctx context.Context, cfg Config, d *client.Delegation, slots *desk) error {
 	for began := false; ; began = true {
 		if began {
 			cfg.Before = "" // parts of this name are this process's from here on
@@ -259,7 +260,7 @@ func work(ctx context.Context, cfg Config, d *client.Delegation, slots chan stru
 
 // newWorker registers a worker in its client's tenant. It acts for the submitter of d, or by itself if that is
 // nil. A slot is taken while a part is looked for or runs.
-func newWorker(ctx context.Context, cfg Config, d *client.Delegation, slots chan struct{}) (*worker, error) {
+func newWorker(ctx context.Context, cfg Config, d *client.Delegation, slots *desk) (*worker, error) {
 	outer := ctx
 	ctx, session, err := cfg.Client.Bind(ctx)
 	if err != nil {
@@ -271,8 +272,9 @@ func newWorker(ctx context.Context, cfg Config, d *client.Delegation, slots chan
 	}
 	store.d = d
 	w := &worker{Config: cfg, c: cfg.Client, session: session, store: store, seen: map[string]sighting{}, here: map[string]running{}, ready: map[uint64]listing{}, asked: map[uint64]time.Time{}, compiling: make(chan struct{}, 1), modules: shelf{most: maxModules},
-		trees: newTrees(cfg.Client, store.t), outer: outer, bound: ctx, tidy: context.WithoutCancel(ctx), slots: slots}
+		trees: newTrees(cfg.Client, store.t), outer: outer, bound: ctx, tidy: context.WithoutCancel(ctx), desk: slots}
 	w.staff.Store(&staff{})
+	w.class.Store(classNormal) // until it has looked
 	if cfg.Node != "" {
 		var ok bool
 		if w.node, ok = cfg.Client.Node(cfg.Node); !ok {
@@ -373,11 +375,7 @@ func (w *worker) still(key string, beat uint64) time.Duration {
 func (w *worker) loop(ctx context.Context) {
 	idle := idleMin
 	for ctx.Err() == nil && !w.draining() {
-		select {
-		case w.slots <- struct{}{}:
-		case <-ctx.Done():
-			return
-		case <-w.ending:
+		if !w.desk.take(ctx, w.ending, w.tenant(), int(w.class.Load())) {
 			return
 		}
 		j, p, err := w.claim(ctx)
@@ -387,7 +385,7 @@ func (w *worker) loop(ctx context.Context) {
 			}
 			w.relist(j.ID)
 		}
-		<-w.slots
+		w.desk.give()
 		switch {
 		case err != nil && ctx.Err() == nil:
 			w.Logger.Warn("no work can be had", "error", err)

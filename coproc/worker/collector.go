@@ -19,6 +19,7 @@ var (
 	busy      = Group.Gauge("quarry_worker_busy_slots", "Parts that it runs just now.", "worker")
 	attempts  = Group.Counter("quarry_worker_attempts_total", "Attempts of parts by phase (plan, map, reduce, replace) and outcome: done, failed (and to be tried again, four times at most), cancelled (their job has ended), lost (another worker has the part now), yielded (to the part's second attempt).", "worker", "phase", "outcome")
 	took      = Group.Histogram("quarry_worker_attempt_duration_seconds", "How long attempts of parts took.", "worker", "phase")
+	capped    = Group.Gauge("quarry_worker_waiting_parts", "Parts that wait while the worker runs as many parts of their job as its `--max-parts` says; other workers may run them. Slots that are processes each tell those of the whole worker: take the largest.", "worker")
 	placed    = Group.Counter("quarry_worker_claimed_parts_total", "Parts claimed by place: near (the worker runs beside the memory that the part reads), elsewhere, anywhere (it is all the same).", "worker", "place")
 	retries   = Group.Counter("quarry_worker_retried_parts_total", "Parts claimed that a worker had begun before.", "worker")
 	takeovers = Group.Counter("quarry_worker_taken_over_parts_total", "Those of them that were taken from a worker which had gone silent.", "worker")
@@ -32,6 +33,7 @@ var (
 
 	jobsRunning = Group.Gauge("quarry_jobs_running", "Jobs that have not ended.")
 	jobsParts   = Group.Gauge("quarry_jobs_parts", "Parts of running jobs by state.", "state")
+	jobsWaiting = Group.Gauge("quarry_jobs_waiting_parts", "Parts that could begin now but for a cap: job (`--max-parts` of `quarry job run`), quota (the plan of a job that waits for the quota of records between map and reduce).", "cap")
 	jobsWorkers = Group.Gauge("quarry_jobs_workers", "Workers that are there.")
 	jobsQuiet   = Group.Gauge("quarry_jobs_quiet_seconds", "How long, at most, a running job has been seen with no part begun, ended or further on.")
 	jobsUnseen  = Group.Gauge("quarry_jobs_unreadable", "1 if the records of jobs could not be read for this page.")
@@ -97,6 +99,10 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	ch <- jobsRunning.Value(float64(now.Running))
 	ch <- jobsWorkers.Value(float64(now.Workers))
+	ch <- capped.Value(float64(now.Capped), s.Worker)
+	for cap, n := range now.Waiting {
+		ch <- jobsWaiting.Value(float64(n), cap)
+	}
 	ch <- jobsQuiet.Value(now.Quiet.Seconds())
 	for state, n := range now.Parts {
 		ch <- jobsParts.Value(float64(n), string(state))

@@ -11,6 +11,7 @@ var jobs = Dashboard{UID: "quarry-jobs", Title: "Quarry / Jobs", Rows: []Row{
 	}},
 	{"Parts", []Panel{
 		{Title: "Parts of running jobs", Type: Lines, Unit: "short", Queries: []string{"{{state}}: max by (state) (quarry_jobs_parts)"}},
+		{Title: "Parts that wait because of a cap", Type: Lines, Unit: "short", Help: "job: --max-parts of quarry job run; quota: quarry job quota; a worker's: --max-parts of quarry worker, while other workers may run them.", Queries: []string{"{{cap}}: max by (cap) (quarry_jobs_waiting_parts)", "a worker's: max(quarry_worker_waiting_parts)"}},
 		{Title: "Parts done", Type: Lines, Unit: "ops", Queries: []string{`{{phase}}: sum by (phase) (rate(quarry_worker_attempts_total{outcome="done"}[$__rate_interval]))`}},
 		{Title: "Jobs ended", Type: Lines, Unit: "short", Queries: []string{"{{state}}: sum by (state) (increase(quarry_worker_ended_jobs_total[10m]))"}},
 		{Title: "Half of the parts take at most", Type: Lines, Unit: "s", Queries: []string{"{{phase}}: histogram_quantile(0.5, sum by (le, phase) (rate(quarry_worker_attempt_duration_seconds_bucket[5m])))"}},

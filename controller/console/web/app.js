@@ -111,7 +111,7 @@ function draw(s) {
   });
   const of = (used, quota, show) => quota ? `${show(used)} of ${show(quota)}` : show(used);
   rows('tenants', s.tenants || [], (tr, t) => tr.append(text('td', t.name), text('td', t.regions), text('td', of(t.bytes, t.quota_bytes, size)), text('td', of(t.sessions, t.quota_sessions, count)), text('td', of(t.lanes, t.quota_lanes, count))));
-  rows('jobs', s.jobs || [], (tr, j) => tr.append(text('td', j.id), text('td', j.plugin), text('td', j.state, tone(j.state)), text('td', j.phase), text('td', j.input), text('td', j.output)));
+  rows('jobs', s.jobs || [], (tr, j) => tr.append(text('td', j.id), text('td', j.plugin), text('td', j.state, tone(j.state)), text('td', j.phase), text('td', j.input), text('td', j.output), text('td', j.priority)));
   const events = document.createDocumentFragment();
   for (const e of s.events || []) {
     const li = document.createElement('li');
