@@ -41,7 +41,9 @@ func TestJobs(t *testing.T) {
 	require.Equal(t, job.Done, j.State)
 	require.Equal(t, job.Low, j.Spec.Priority)
 	require.Regexp(t, `(?m)search .*low\s*$`, on(t, "job", "list").ok(t))
-	require.Contains(t, on(t, "--json", "job", "list").ok(t), `"priority":"low"`)
+	var listed []struct{ Priority string }
+	on(t, "--json", "job", "list").decode(t, &listed)
+	require.Equal(t, []struct{ Priority string }{{"normal"}, {"normal"}, {"low"}}, listed)
 	on(t, "job", "run", "words", "--input", "tree:job-texts", "--output", "tree:x", "--priority", "urgent").fails(t, exitUsage, "--priority")
 	require.Equal(t, 1, j.Spec.MaxRunning)
 	var hits []search.Hit
