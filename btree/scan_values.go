@@ -3,7 +3,7 @@ package btree
 const (
 	// valuesOnce and valuesOnceBytes bound what a scan reads of external values in one round, after it has shown by reading that
 	// it goes on.
-	valuesOnce      = 64
+	valuesOnce      = 128
 	valuesOnceBytes = 256 << 10
 )
 

@@ -169,3 +169,50 @@ func TestClaimEndsWithItsContext(t *testing.T) {
 	<-bound.Done()
 	require.ErrorIs(t, kv.Claim(ctx, state), context.Canceled)
 }
+
+// A compaction of the tree, or of the state, while a feed is open or none is, changes nothing of what the feed delivers: removals of keys whose leaves are
+// gone come, and keys that only move do not.
+func TestFeedBehindACompaction(t *testing.T) {
+	cluster := testcluster.New(t, testcluster.Options{Nodes: 1})
+	x := newFed(t, cluster, "table")
+	const keys = 600
+	key := func(i int) string { return fmt.Sprintf("key%04d", i) }
+	for i := range keys {
+		put(t, x.tree, key(i*7%keys), "1")
+	}
+	compact := func(name string) {
+		tree, err := kv.Open(t.Context(), x.c, name, btree.Config{})
+		require.NoError(t, err)
+		done, err := tree.Compact(t.Context(), kv.Compaction{})
+		require.NoError(t, err)
+		require.Positive(t, done.Freed, name)
+	}
+	x.follow(kv.FeedOptions{State: "state"})
+	require.Len(t, x.synced(), keys)
+	x.ack()
+	compact("table") // under the feed
+	put(t, x.tree, key(3), "2")
+	require.Equal(t, []string{key(3) + "=2"}, x.next())
+	x.die() // the last event comes again
+
+	var want []string
+	for i := range keys {
+		if i%2 == 1 {
+			x.del(key(i))
+			want = append(want, "-"+key(i))
+		}
+	}
+	put(t, x.tree, key(8), "2")
+	compact("table")
+	want = append(want, key(8)+"=2")
+	x.follow(kv.FeedOptions{State: "state"})
+	require.Equal(t, want, x.synced())
+	x.ack()
+	require.NoError(t, x.feed.Close())
+	compact("state") // without what was removed
+	x.follow(kv.FeedOptions{State: "state"})
+	require.Empty(t, x.synced())
+	put(t, x.tree, key(16), "2")
+	require.Equal(t, []string{key(16) + "=2"}, x.next())
+	require.Len(t, x.value, keys/2)
+}

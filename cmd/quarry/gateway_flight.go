@@ -26,7 +26,7 @@ type gatewayFlightCmd struct {
 	ClientCA     string            `name:"client-ca" placeholder:"FILE" help:"Serve only clients with a certificate of these authorities, PEM. They show a token all the same."`
 	Spread       bool              `help:"Name, for each range of a tree, the server at the host of the storage node that holds most of it, on the port of this one. Run one server beside each storage node."`
 	Peer         map[string]string `placeholder:"NODE=URI" help:"The server beside a storage node, such as n1=grpc+tcp://10.0.0.1:8815; goes before --spread. May be given for each node."`
-	BatchBytes   sizeFlag          `default:"1MiB" help:"Most bytes of keys and values in a batch; a larger entry has a batch of its own."`
+	BatchBytes   sizeFlag          `default:"256KiB" help:"Most bytes of keys and values in a batch; a larger entry has a batch of its own."`
 	BatchRows    int               `default:"65536" help:"Most rows in a batch."`
 	Memory       sizeFlag          `default:"256MiB" help:"Memory for batches that clients have not read yet, of all streams together, at least 130MiB. Streams wait for it."`
 	Streams      int               `default:"64" help:"Streams that are read at once; more are refused."`

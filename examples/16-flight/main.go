@@ -22,6 +22,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+
+	quarry "github.com/quarrystore/quarry/gateway/flight"
 )
 
 var schema = arrow.NewSchema([]arrow.Field{{Name: "key", Type: arrow.BinaryTypes.Binary}, {Name: "value", Type: arrow.BinaryTypes.Binary}}, nil)
@@ -76,7 +78,7 @@ func run(ctx context.Context, address, tree string) error {
 }
 
 func dial(address string) (flight.Client, error) {
-	return flight.NewClientWithMiddleware(address, nil, nil, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	return flight.NewClientWithMiddleware(address, nil, nil, append(quarry.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 }
 
 // put puts one batch and waits until it is acknowledged.

@@ -6,7 +6,6 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/client"
@@ -49,7 +48,7 @@ func BenchmarkRead(b *testing.B) {
 				}
 			})
 			_, addr := w.serve(flight.Config{})
-			c := dial(b, addr, grpc.WithInitialWindowSize(4<<20), grpc.WithInitialConnWindowSize(4<<20))
+			c := dial(b, addr, flight.DialOptions()...)
 			info, err := c.GetFlightInfo(b.Context(), command(b, flight.Request{Tree: "users", Parts: 1}))
 			require.NoError(b, err)
 			b.Run(transport+"/"+name+"/DoGet", func(b *testing.B) {

@@ -3,6 +3,7 @@ package flight
 import (
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -48,16 +49,26 @@ func schemaOf(columns []string) *arrow.Schema {
 	return arrow.NewSchema(fields, nil)
 }
 
-// builder makes the batches of a projection. It has its buffers for all of them: a batch is good until the next entry is added.
+// builder makes the batches of a projection.
 type builder struct {
-	schema   *arrow.Schema
-	names    []string
-	keys     *blobs // nil: not in the projection, as the others
-	values   *blobs
-	version  []uint64
-	versions bool
-	rows     int
-	bytes    int // of keys and values that are in the projection
+	schema *arrow.Schema
+	names  []string
+	usual  int // bytes of a batch
+	pool   *parcels
+	keyed  bool // the projection has the column, as the next two
+	valued bool
+	dated  bool
+	*parcel
+}
+
+// parcel is a batch in its buffers. It goes from the builder to the message, which is sent from these buffers, and back to the pool when it is written.
+type parcel struct {
+	keys    blobs
+	values  blobs
+	version []uint64
+	rows    int
+	bytes   int                // of keys and values that are in the projection
+	tail    [trackedBytes]byte // see message.buffers
 }
 
 // blobs are the buffers of a column of bytes.
@@ -66,43 +77,67 @@ type blobs struct {
 	data    []byte
 }
 
-func newBlobs() *blobs { return &blobs{offsets: []int32{0}} }
+// fewBytes of a column are what a small range has: a column with more gets room for a usual batch.
+const fewBytes = 32 << 10
 
-func (b *blobs) add(data []byte) {
+func (b *blobs) add(data []byte, usual int) {
+	if n := len(b.data) + len(data); n > cap(b.data) && n > fewBytes {
+		b.data = append(make([]byte, 0, max(n, usual)), b.data...)
+	}
 	b.data = append(b.data, data...)
 	b.offsets = append(b.offsets, int32(len(b.data)))
 }
 
-// clear makes room for the next batch of so many bytes. A buffer that has grown for a large entry is not kept; twice the size of a batch is what
-// one has at most that has grown by appends.
-func (b *blobs) clear(batch int) {
-	b.offsets = b.offsets[:1]
-	if b.data = b.data[:0]; cap(b.data) > 2*batch {
+// clear forgets the content. A buffer that has grown for a large entry is not kept.
+func (b *blobs) clear(usual int) {
+	b.offsets = append(b.offsets[:0], 0)
+	if b.data = b.data[:0]; cap(b.data) > 2*usual {
 		b.data = nil
 	}
 }
 
-func newBuilder(columns []string) *builder {
-	b := &builder{schema: schemaOf(columns), names: columns}
-	for _, c := range columns {
-		switch c {
-		case KeyColumn:
-			b.keys = newBlobs()
-		case ValueColumn:
-			b.values = newBlobs()
-		default:
-			b.versions = true
-		}
-	}
+// clear forgets the batch of a parcel that no message has any more.
+func (p *parcel) clear(usual int) {
+	p.rows, p.bytes, p.version = 0, 0, p.version[:0]
+	p.keys.clear(usual)
+	p.values.clear(usual)
+}
+
+func newBuilder(columns []string, usual int, pool *parcels) *builder {
+	b := &builder{schema: schemaOf(columns), names: columns, usual: usual, pool: pool}
+	b.keyed, b.valued, b.dated = slices.Contains(columns, KeyColumn), slices.Contains(columns, ValueColumn), slices.Contains(columns, VersionColumn)
+	b.next()
 	return b
+}
+
+// next begins a batch in other buffers.
+func (b *builder) next() {
+	b.parcel = b.pool.get(b.usual)
+}
+
+// parcels are those that no batch has.
+type parcels struct{ pool sync.Pool }
+
+func (p *parcels) get(usual int) *parcel {
+	if b, ok := p.pool.Get().(*parcel); ok {
+		return b
+	}
+	b := &parcel{}
+	b.clear(usual)
+	return b
+}
+
+func (p *parcels) put(b *parcel, usual int) {
+	b.clear(usual)
+	p.pool.Put(b)
 }
 
 // size is what an entry adds to bytes.
 func (b *builder) size(key, value []byte) (n int) {
-	if b.keys != nil {
+	if b.keyed {
 		n += len(key)
 	}
-	if b.values != nil {
+	if b.valued {
 		n += len(value)
 	}
 	return n
@@ -112,29 +147,18 @@ func (b *builder) size(key, value []byte) (n int) {
 func (b *builder) add(key, value []byte, version uint64) {
 	b.bytes += b.size(key, value)
 	b.rows++
-	if b.keys != nil {
-		b.keys.add(key)
+	if b.keyed {
+		b.keys.add(key, b.usual)
 	}
-	if b.values != nil {
-		b.values.add(value)
+	if b.valued {
+		b.values.add(value, b.usual)
 	}
-	if b.versions {
+	if b.dated {
 		b.version = append(b.version, version)
 	}
 }
 
-// clear begins a batch of so many bytes.
-func (b *builder) clear(batch int) {
-	if b.rows, b.bytes = 0, 0; b.keys != nil {
-		b.keys.clear(batch)
-	}
-	if b.values != nil {
-		b.values.clear(batch)
-	}
-	b.version = b.version[:0]
-}
-
-// batch is what was added since clear, in the builder's buffers.
+// batch is what was added since next, in the parcel's buffers.
 func (b *builder) batch() arrow.RecordBatch {
 	var columns []arrow.Array
 	for i, c := range b.names {

@@ -22,11 +22,12 @@
 // # What a range read guarantees
 //
 // Each key that is in the range during the whole read comes exactly once, in order, with a value that it had at some moment of the read.
-// It is not a snapshot of the range. A batch is one scan, and the next scan begins behind the last key of the batch: no scan is open, and no lane of the
-// client is taken, while the receiver of a stream is slow.
+// It is not a snapshot of the range. A scan goes on from batch to batch as long as there is memory for the next one; then another scan begins behind the
+// last key. No lane of the client is taken while the receiver of a stream is slow.
 //
 // # Memory
 //
-// What readers have in memory together is bounded by Config.MemoryBytes (budget.go), what writers have by Config.PutStreams and
+// What readers have in memory together is bounded by Config.MemoryBytes (budget.go): a batch counts twice, for itself and for what the scan has read
+// ahead. A batch is built in the buffers that are sent, which serve again once gRPC has written them (message.go). What writers have is bounded by Config.PutStreams and
 // Config.MessageBytes. A message of a writer is checked before package ipc decodes it (incoming.go).
 package flight

@@ -11,6 +11,7 @@ import (
 	arrowflight "github.com/apache/arrow-go/v18/arrow/flight"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/stats"
 )
@@ -198,21 +199,47 @@ func (o *Outgoing) Linked() bool {
 	return o.o.unlink != nil && o.o.unlink()
 }
 
-// AllocationsOfBatch is how often a stream allocates that fills one more batch of so many bytes.
+// AllocationsOfBatch is how often a stream allocates that fills one more batch of so many bytes, in the buffers of one that was written.
 func AllocationsOfBatch(batch int) float64 {
-	b, entry := newBuilder([]string{KeyColumn, ValueColumn, VersionColumn}), make([]byte, 1000)
+	b, entry := newBuilder([]string{KeyColumn, ValueColumn, VersionColumn}, batch, &parcels{}), make([]byte, 1000)
 	return testing.AllocsPerRun(3, func() {
-		b.clear(batch)
+		b.parcel.clear(batch)
 		for b.bytes+b.size(entry[:10], entry) <= batch {
 			b.add(entry[:10], entry, 1)
 		}
 	})
 }
 
+// AllocationsOfMessage is how often a stream allocates for a batch of so many bytes, until gRPC has written it.
+func AllocationsOfMessage(batch int) float64 {
+	b, entry := newBuilder([]string{KeyColumn, ValueColumn, VersionColumn}, batch, &parcels{}), make([]byte, 1000)
+	return testing.AllocsPerRun(3, func() {
+		b.parcel.clear(batch)
+		for b.bytes+b.size(entry[:10], entry) <= batch {
+			b.add(entry[:10], entry, 1)
+		}
+		m, err := batchMessage(b.batch(), b.parcel)
+		if err != nil {
+			panic(err)
+		}
+		m.buffers(mem.NopBufferPool{}).Free()
+	})
+}
+
 // BufferBehind is the size of the buffer that a stream keeps behind a batch with one value of so many bytes.
 func BufferBehind(batch, value int) int {
-	b := newBuilder(standardColumns)
+	b := newBuilder(standardColumns, batch, &parcels{})
 	b.add([]byte("k"), make([]byte, value), 1)
-	b.clear(batch)
+	b.parcel.clear(batch)
 	return cap(b.values.data)
+}
+
+// DecodeData is how a message is decoded with one copy; not ok: package proto does it.
+func DecodeData(pieces ...[]byte) (d *arrowflight.FlightData, ok bool) {
+	var data mem.BufferSlice
+	for _, p := range pieces {
+		data = append(data, mem.SliceBuffer(p))
+	}
+	d = &arrowflight.FlightData{}
+	return d, decode(data, d)
 }

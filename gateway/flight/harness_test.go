@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -46,6 +47,8 @@ type world struct {
 	c *client.Client // with every right, in the tenant default
 	// transport of the callers' sessions where they show no token.
 	transport string
+	mu        sync.Mutex
+	callers   []*client.Client // sessions that servers have opened for callers without a token
 }
 
 func newWorld(t testing.TB, o testcluster.Options) *world {
@@ -58,7 +61,11 @@ func (w *world) connect(ctx context.Context, token, tenant string, readOnly bool
 	if token != "" {
 		return w.c.ConnectAs(ctx, token, tenant, readOnly)
 	}
-	return client.Connect(ctx, client.Config{Controllers: []string{w.Controller.URL()}, Tenant: tenant, ReadOnly: readOnly, Transport: w.transport, Logger: slog.New(slog.DiscardHandler)})
+	c, err := client.Connect(ctx, client.Config{Controllers: []string{w.Controller.URL()}, Tenant: tenant, ReadOnly: readOnly, Transport: w.transport, Logger: slog.New(slog.DiscardHandler)})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.callers = append(w.callers, c)
+	return c, err
 }
 
 // serve starts a server that ends with the test.

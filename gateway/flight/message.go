@@ -7,21 +7,22 @@ import (
 	arrowflight "github.com/apache/arrow-go/v18/arrow/flight"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // Numbers of fields of FlightData.
 const (
 	headerField = 2
+	metaField   = 3
 	bodyField   = 1000
 )
 
-// message is a FlightData with a batch. It is encoded from the batch's own buffers into the bytes that go to the network, so that a value is copied once:
-// package flight of Arrow copies it into a body, and package proto once more.
+// message is a FlightData with a batch, as the pieces that go to the network one behind the other. Those of columns are the parcel's buffers: package
+// flight of Arrow copies them into a body, and package proto once more.
 type message struct {
-	header []byte
-	body   *ipc.Payload
-	bytes  int // of the body
+	pieces [][]byte
+	parcel *parcel
 }
 
 // schemaMessage is the first message of a stream.
@@ -30,52 +31,50 @@ func schemaMessage(schema *arrow.Schema) *arrowflight.FlightData {
 	return &arrowflight.FlightData{DataHeader: p.Meta().Bytes()}
 }
 
-// batchMessage is the message of a batch, whose buffers it uses until it is encoded.
-func batchMessage(batch arrow.RecordBatch) (*message, error) {
+// batchMessage is the message of a batch in the buffers of a parcel, which it has until it is written.
+func batchMessage(batch arrow.RecordBatch, in *parcel) (*message, error) {
 	p, err := ipc.GetRecordBatchPayload(batch)
 	if err != nil {
 		return nil, err
 	}
-	var n counted
-	if err := p.SerializeBody(&n); err != nil {
+	body := pieces{nil} // the first place is that of what stands before the body
+	if err := p.SerializeBody(&body); err != nil {
 		return nil, err
 	}
-	return &message{header: p.Meta().Bytes(), body: &p, bytes: int(n)}, nil
-}
-
-// size is that of the encoded message.
-func (m *message) size() int {
-	return protowire.SizeTag(headerField) + protowire.SizeBytes(len(m.header)) + protowire.SizeTag(bodyField) + protowire.SizeBytes(m.bytes)
-}
-
-// appendTo encodes a message.
-func (m *message) appendTo(b []byte) ([]byte, error) {
-	b = protowire.AppendBytes(protowire.AppendTag(b, headerField, protowire.BytesType), m.header)
-	to := appended(protowire.AppendVarint(protowire.AppendTag(b, bodyField, protowire.BytesType), uint64(m.bytes)))
-	before := len(to)
-	if err := m.body.SerializeBody(&to); err != nil {
-		return nil, err
+	size := 0
+	for _, piece := range body {
+		size += len(piece)
 	}
-	if len(to)-before != m.bytes {
-		return nil, fmt.Errorf("flight: a batch of %d bytes, and %d were expected", len(to)-before, m.bytes)
+	if size == 0 {
+		return nil, fmt.Errorf("flight: a batch of %d rows without bytes", batch.NumRows())
 	}
-	return to, nil
+	head := protowire.AppendBytes(protowire.AppendTag(nil, headerField, protowire.BytesType), p.Meta().Bytes())
+	body[0] = protowire.AppendVarint(protowire.AppendTag(head, bodyField, protowire.BytesType), uint64(size))
+	return &message{pieces: body, parcel: in}, nil
 }
 
-// counted counts the bytes that are written.
-type counted int
+// buffers are the pieces of a message. gRPC writes them in their order and gives each back when it is written, but tells the pool only of those with a
+// reference counter, which the last one has: a copy of the last bytes. When it comes back, gRPC has no other piece any more.
+func (m *message) buffers(pool mem.BufferPool) mem.BufferSlice {
+	last := m.pieces[len(m.pieces)-1]
+	tail := m.parcel.tail[:copy(m.parcel.tail[:], last[max(0, len(last)-len(m.parcel.tail)):])]
+	out := make(mem.BufferSlice, 0, len(m.pieces)+1)
+	for _, piece := range m.pieces[:len(m.pieces)-1] {
+		out = append(out, mem.SliceBuffer(piece))
+	}
+	if n := len(last) - len(tail); n > 0 {
+		out = append(out, mem.SliceBuffer(last[:n]))
+	}
+	return append(out, mem.NewBuffer(&tail, pool))
+}
+
+// pieces are what was written, not copied.
+type pieces [][]byte
 
 // Write implements io.Writer.
-func (c *counted) Write(b []byte) (int, error) {
-	*c += counted(len(b))
-	return len(b), nil
-}
-
-// appended is what was written.
-type appended []byte
-
-// Write implements io.Writer.
-func (a *appended) Write(b []byte) (int, error) {
-	*a = append(*a, b...)
+func (p *pieces) Write(b []byte) (int, error) {
+	if len(b) > 0 {
+		*p = append(*p, b)
+	}
 	return len(b), nil
 }

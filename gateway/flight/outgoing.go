@@ -80,25 +80,15 @@ func (o *outgoing) end(sent bool) {
 func (o *outgoing) Put(b *[]byte) {
 	c := connOf(o.ctx)
 	o.end(o.ctx.Err() == nil && (c == nil || c.ctx.Err() == nil))
-	if _, ok := o.message.(*message); !ok {
+	if m, ok := o.message.(*message); ok {
+		o.s.parcels.put(m.parcel, o.s.cfg.BatchBytes)
+	} else {
 		mem.DefaultBufferPool().Put(b)
-	} else if c := &o.s.cfg; cap(*b) <= 2*c.BatchBytes+16*c.BatchRows { // keys and values, and the other columns
-		o.s.buffers.Put(b)
 	}
 }
 
-// Get implements mem.BufferPool. The buffer of a batch has any content: those of package mem are zeroed, which costs as much as to encode a batch.
-func (o *outgoing) Get(n int) *[]byte {
-	if _, ok := o.message.(*message); !ok {
-		return mem.DefaultBufferPool().Get(n)
-	}
-	if b, ok := o.s.buffers.Get().(*[]byte); ok && cap(*b) >= n {
-		*b = (*b)[:n]
-		return b
-	}
-	b := make([]byte, n)
-	return &b
-}
+// Get implements mem.BufferPool.
+func (o *outgoing) Get(n int) *[]byte { return mem.DefaultBufferPool().Get(n) }
 
 // taken ends messages that gRPC took over while their streams were closed: it may drop them, and not tell (loopyWriter.preprocessData).
 // It implements stats.Handler.
@@ -133,28 +123,23 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	if !ok {
 		return c.CodecV2.Marshal(v)
 	}
-	size, encode := encoderOf(o.message)
+	if m, ok := o.message.(*message); ok {
+		return m.buffers(o), nil
+	}
+	p := o.message.(proto.Message)
+	size := proto.Size(p)
 	if size == 0 {
 		o.end(true)
 		return nil, nil
 	}
 	b := o.Get(max(size, trackedBytes))
-	made, err := encode((*b)[:0])
+	made, err := proto.MarshalOptions{UseCachedSize: true}.MarshalAppend((*b)[:0], p)
 	if err != nil {
 		o.Put(b)
 		return nil, err
 	}
 	*b = made
 	return mem.BufferSlice{mem.NewBuffer(b, o)}, nil
-}
-
-// encoderOf is the size of a message, and what appends it to a buffer.
-func encoderOf(m any) (size int, encode func([]byte) ([]byte, error)) {
-	if m, ok := m.(*message); ok {
-		return m.size(), m.appendTo
-	}
-	p := m.(proto.Message)
-	return proto.Size(p), func(b []byte) ([]byte, error) { return proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(b, p) }
 }
 
 // connOf is the connection of a call.
@@ -169,8 +154,12 @@ func connOf(ctx context.Context) *conn {
 
 // Unmarshal implements encoding.CodecV2. Messages that are no batches are small.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	if _, ok := v.(*arrowflight.FlightData); !ok && data.Len() > maxRequestBytes {
+	d, ok := v.(*arrowflight.FlightData)
+	if !ok && data.Len() > maxRequestBytes {
 		return fmt.Errorf("a request of %d bytes, at most %d", data.Len(), maxRequestBytes)
+	}
+	if ok && decode(data, d) {
+		return nil
 	}
 	return c.CodecV2.Unmarshal(data, v)
 }

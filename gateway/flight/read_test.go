@@ -214,7 +214,7 @@ func TestReadersThatStandStill(t *testing.T) {
 		info, err := dial(t, quick).GetFlightInfo(t.Context(), command(t, flight.Request{Tree: tree, Parts: 1}))
 		require.NoError(t, err)
 		// SlowReader bounds the arrival of the request too.
-		s, addr := w.serve(flight.Config{SlowReader: 300 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
+		s, addr := w.serve(flight.Config{BatchBytes: 1 << 20, SlowReader: 300 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
 		stream, err := dial(t, addr).DoGet(t.Context(), info.Endpoint[0].Ticket)
 		require.NoError(t, err)
 		require.Eventually(t, func() bool { n := s.Stats(); return n.Calls == 1 && n.Reading == 0 && n.MemoryBytes == 0 }, patience, tick)
@@ -232,7 +232,7 @@ func TestReadersThatStandStill(t *testing.T) {
 func TestBatchesThatAreNotRead(t *testing.T) {
 	w := newWorld(t, testcluster.Options{RegionBytes: 64 << 20})
 	w.tree("users", 200, 4000)
-	s, addr := w.serve(flight.Config{ReadStreams: 4})
+	s, addr := w.serve(flight.Config{ReadStreams: 4, BatchBytes: 1 << 20})
 	info, err := dial(t, addr).GetFlightInfo(t.Context(), command(t, flight.Request{Tree: "users", Parts: 1}))
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -25,14 +25,25 @@ var flightMutants = []mutant{
 		runs:  []run{flightTest("TestBadTickets")},
 	},
 	{
-		name: "flight: last entry again", what: "begins a batch with the last key of the one before",
-		edits: []edit{{"gateway/flight.(*reader).fill", `r.next = append(last, 0)`, `r.next = last`}},
+		name: "flight: last entry again", what: "begins a scan with the last key of the one before",
+		edits: []edit{{"gateway/flight.(*reader).scan", `append(bytes.Clone(r.last), 0)`, `bytes.Clone(r.last)`}},
 		runs:  []run{flightTest("TestBatchesAreBounded")},
 	},
 	{
-		name: "flight: full batch is the end", what: "ends a stream with its first full batch",
-		edits: []edit{{"gateway/flight.(*reader).fill", `if r.ended = false; r.b.rows == 0`, `if r.b.rows == 0`}},
-		runs:  []run{flightTest("TestATreeIsWhatAScanGives")},
+		name: "flight: last scan is the first", what: "ends a stream where its first scan ends",
+		edits: []edit{{"gateway/flight.(*reader).scan", `r.ended = false`, ``}},
+		runs:  []run{flightTest("TestBatchesAreBounded")},
+	},
+	{
+		name: "flight: buffers of a batch that is not written", what: "gives the buffers of a batch back before gRPC has written them",
+		edits: []edit{{"gateway/flight.(*reader).send", `	r.b.next()`, `	r.s.parcels.put(r.b.parcel, r.s.cfg.BatchBytes)
+	r.b.next()`}},
+		runs: []run{flightTest("TestATreeIsWhatAScanGives")},
+	},
+	{
+		name: "flight: a scan for each batch", what: "ends the scan with each batch",
+		edits: []edit{{"gateway/flight.(*reader).turn", `!r.s.memory.try(share)`, `true || !r.s.memory.try(share)`}},
+		runs:  []run{flightTest("TestRoundsOfAStream")},
 	},
 	{
 		name: "flight: unknown is not done", what: "says of a put with an unknown outcome that it is not done",
