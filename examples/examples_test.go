@@ -78,8 +78,13 @@ seq 1000 | people 1
 killed # under changes
 quarry kv del -t people $(seq 1 5 1000 | awk '{printf "p%04d ", $1}') >&2
 19-index >&2 & pid=$!
-seq 2 5 1000 | people 2
+writers= # several at the same keys, one of which removes them
+for moved in 2 3 4; do { seq 2 5 1000; seq 3 5 1000; } | people $moved & writers="$writers $!"; done
+quarry kv del -t people $(seq 3 5 1000 | awk '{printf "p%04d ", $1}') >&2 & writers="$writers $!"
+wait $writers
+seq 3 10 1000 | people 5
 killed
+seq 8 10 1000 | people 6
 19-index synced
 quarry kv scan -t people | awk -F '[\t"]' '{print "city/" $5 "/" $1}' | sort > $dir/people
 quarry kv scan -t people/by-city --prefix city/ --keys-only | sort > $dir/index

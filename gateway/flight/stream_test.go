@@ -48,7 +48,7 @@ func TestRoundsOfAStream(t *testing.T) {
 		scan()
 		before := rounds(w.callers...)
 		require.Len(t, rowsOf(t, t.Context(), c, info.Endpoint[0].Ticket.Ticket), 4000)
-		require.LessOrEqual(t, rounds(w.callers...)-before, scan()+1, "40 batches; a round to look at the tree")
+		require.Less(t, rounds(w.callers...)-before, scan()+10, "40 batches; some rounds look at the tree, or at its region again")
 		require.EqualValues(t, 8000, s.Stats().RowsRead)
 	}
 }
