@@ -1,12 +1,15 @@
 package deploytest
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
@@ -103,6 +106,47 @@ func TestComposeServices(t *testing.T) {
 		}
 	}
 	require.Equal(t, map[string]int{"controller": 3, "storage": 3, "gateway": 2, "status": 1}, roles)
+}
+
+// A container of a storage node has the memory that the chart gives such a pod, and the time that a node may take to end: Docker kills a
+// container after 10 s. Memory of gateways is bounded as the chart bounds it.
+func TestComposeDerivesMemory(t *testing.T) {
+	var f struct {
+		Services map[string]struct {
+			Command     []string
+			Environment map[string]string
+			Grace       string `yaml:"stop_grace_period"`
+			Deploy      struct {
+				Resources struct{ Limits, Reservations struct{ Memory string } }
+			}
+		}
+	}
+	require.NoError(t, yaml.Unmarshal([]byte(read(t, "deploy", "compose", composeFile)), &f))
+	m := regexp.MustCompile(`--stop-timeout=(\w+)`).FindStringSubmatch(run(t, ".", binary(t), "storage", "--help"))
+	require.NotNil(t, m)
+	waits, err := time.ParseDuration(m[1])
+	require.NoError(t, err)
+	nodes, gateways := 0, 0
+	for name, s := range f.Services {
+		memory := s.Deploy.Resources
+		switch {
+		case len(s.Command) > 0 && s.Command[0] == "storage":
+			nodes++
+			of := func(flag string) string { return s.Command[slices.Index(s.Command, flag)+1] }
+			require.NotContains(t, s.Command, "--stop-timeout")
+			grace, err := time.ParseDuration(s.Grace)
+			require.NoError(t, err, name)
+			require.Greater(t, grace, waits, name)
+			require.NotEmpty(t, s.Environment["QUARRY_TOKEN"], name)
+			request, limit := storageMemory(t, fmt.Sprintf("storage.medium=pvc,storage.persistence.size=8Gi,storage.capacity=%s,storage.workers=%s,storage.workerMemory=%s",
+				of("--capacity"), of("--workers"), s.Environment["QUARRY_WORKER_MEMORY"]))
+			require.Equal(t, [2]any{request, limit}, [2]any{memory.Reservations.Memory + "i", memory.Limits.Memory + "i"}, name)
+		case len(s.Command) > 0 && s.Command[0] == "gateway":
+			gateways++
+			require.Equal(t, "1024M", memory.Limits.Memory, name)
+		}
+	}
+	require.Equal(t, [2]int{3, 2}, [2]int{nodes, gateways})
 }
 
 var (
