@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"unsafe"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	arrowflight "github.com/apache/arrow-go/v18/arrow/flight"
@@ -147,7 +146,7 @@ func TestDecode(t *testing.T) {
 		require.True(t, ok)
 		require.True(t, proto.Equal(whole, d))
 		if cut > len(b)-len(whole.DataBody) {
-			require.Zero(t, uintptr(unsafe.Pointer(&d.DataBody[0]))%8)
+			require.Zero(t, flight.Misaligned(d.DataBody))
 		}
 		if cut < len(b) {
 			d, ok = flight.DecodeData(b[:cut])

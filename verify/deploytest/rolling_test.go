@@ -14,10 +14,13 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/internal/local"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
 // TestRollingRestartLosesNothing restarts every controller and every storage node in turn: as a kubelet restarts the pods of the
@@ -47,7 +50,7 @@ func TestRollingRestartLosesNothing(t *testing.T) {
 }
 
 const (
-	rollObjects = 256
+	rollObjects = 512 // in several regions, so that each node holds some
 	rollBytes   = 64 << 10
 )
 
@@ -55,7 +58,7 @@ func roll(t *testing.T, replicas int, wait func(context.Context, *local.Cluster,
 	program := binary(t) // before the time begins
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	c, err := local.Start(ctx, local.Config{Binary: program, Controllers: 3, Nodes: 3, RegionBytes: "64MiB", Capacity: "512MiB", Lease: "1s", NodeArgs: []string{"--fabric", "tcp", "--stop-timeout", "240s"}})
+	c, err := local.Start(ctx, local.Config{Binary: program, Controllers: 3, Nodes: 3, RegionBytes: "16MiB", Capacity: "512MiB", Lease: "1s", NodeArgs: []string{"--fabric", "tcp", "--stop-timeout", "240s"}})
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		for _, n := range c.Nodes {
@@ -72,6 +75,9 @@ func roll(t *testing.T, replicas int, wait func(context.Context, *local.Cluster,
 	for i := range refs {
 		refs[i], err = cl.Alloc(ctx, payload, client.AllocOptions{Replicas: replicas})
 		require.NoError(t, err)
+	}
+	for _, n := range tableOf(t, ctx, c).Nodes {
+		require.Positive(t, n.HostedBytes, n.Name)
 	}
 	// Each object belongs to one writer, which counts it up. acknowledged is what it was told last.
 	acknowledged := make([]uint64, rollObjects)
@@ -116,6 +122,15 @@ func roll(t *testing.T, replicas int, wait func(context.Context, *local.Cluster,
 	}
 	for i := len(c.Nodes) - 1; i >= 0; i-- {
 		again(c.Nodes[i], func() { wait(ctx, c, c.Nodes[i]) })
+		for _, r := range tableOf(t, ctx, c).Regions { // or the end of the next node would leave it with too few
+			n := 0
+			for _, at := range r.Replicas {
+				if at.State == quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC {
+					n++
+				}
+			}
+			require.GreaterOrEqual(t, n, int(r.WantReplicas), "region %d, when %s was ready", r.Id, c.Nodes[i].Name)
+		}
 	}
 	stop.Store(true)
 	writers.Wait()
@@ -124,6 +139,21 @@ func roll(t *testing.T, replicas int, wait func(context.Context, *local.Cluster,
 		require.NoError(t, err, "object %d", i)
 		require.GreaterOrEqual(t, bin.LittleEndian.Uint64(b), acknowledged[i], "object %d: an acknowledged update is lost", i)
 	}
+}
+
+// tableOf is what the leader knows.
+func tableOf(t *testing.T, ctx context.Context, c *local.Cluster) *quarrypb.Table {
+	t.Helper()
+	var res *connect.Response[quarrypb.StatusResponse]
+	for err := error(http.ErrServerClosed); err != nil; {
+		require.NoError(t, ctx.Err(), err)
+		for _, url := range c.URLs {
+			if res, err = quarrypbconnect.NewControllerClient(http.DefaultClient, url).Status(ctx, connect.NewRequest(&quarrypb.StatusRequest{})); err == nil {
+				break
+			}
+		}
+	}
+	return res.Msg.Table
 }
 
 // waitReady asks until the answer is ok, as a kubelet does.
