@@ -23,6 +23,7 @@ var codes = map[state.Code]connect.Code{
 	state.Invalid: connect.CodeInvalidArgument, state.NotHosted: connect.CodeNotFound, state.Conflict: connect.CodeAlreadyExists,
 	state.Stale: connect.CodeFailedPrecondition, state.Served: connect.CodeFailedPrecondition, state.NoSpace: connect.CodeResourceExhausted,
 	state.Busy: connect.CodeUnavailable, state.NotOfCluster: connect.CodePermissionDenied,
+	state.NoAdapter: connect.CodeFailedPrecondition,
 }
 
 // command carries out a command to its end, also when its caller has given up: a command that
@@ -86,7 +87,7 @@ func (a *agent) HostRegion(ctx context.Context, r *connect.Request[quarrypb.Host
 
 // OpenRegion serves a replica under an epoch.
 func (a *agent) OpenRegion(ctx context.Context, r *connect.Request[quarrypb.OpenRegionRequest]) (*connect.Response[quarrypb.OpenRegionResponse], error) {
-	return command[quarrypb.OpenRegionResponse](ctx, a.n, state.Open{Term: r.Msg.ControllerTerm, Region: r.Msg.Region, Epoch: r.Msg.Epoch, Tenant: r.Msg.Tenant})
+	return command[quarrypb.OpenRegionResponse](ctx, a.n, state.Open{Term: r.Msg.ControllerTerm, Region: r.Msg.Region, Epoch: r.Msg.Epoch, Tenant: r.Msg.Tenant, Adapter: r.Msg.Adapter})
 }
 
 // CloseRegion ends the epochs of a replica up to one. When it returns no verb of theirs executes.

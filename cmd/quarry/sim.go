@@ -35,6 +35,7 @@ type simCmd struct {
 	Full        bool          `help:"With --staged: no slab of the region is free to begin with."`
 	Open        bool          `help:"Words may be open: replicated changes take one round less, and clients read at any replica in sync."`
 	Operator    bool          `help:"An operator creates regions and gives nodes up, some of which never come back."`
+	Adapters    bool          `help:"Nodes have two adapters, and lose one."`
 	Script      string        `placeholder:"NAME" help:"A directed schedule, as a failure names it."`
 	Replay      string        `placeholder:"CHOICES" help:"Play the choices of a failure again: one schedule."`
 	Trace       bool          `help:"With one schedule, print every event."`
@@ -80,7 +81,7 @@ type simFailure struct {
 func (s *simCmd) options() (o sim.Options, err error) {
 	o = sim.Options{
 		Seed: s.Seed, Clients: s.Clients, Ops: s.Ops, Replicas: s.Replicas, Slabs: s.Slabs, MaxFaults: s.MaxFaults,
-		Durable: s.Durable, Grow: s.Grow, Wrap: s.Wrap, StrictReads: s.StrictReads, Tree: s.Tree, Batches: s.Batches, Sets: s.Sets, Staged: s.Staged, Full: s.Full, Open: s.Open, Bad: s.Bad, Operator: s.Operator, Lanes: s.Lanes, Porcupine: 16,
+		Durable: s.Durable, Grow: s.Grow, Wrap: s.Wrap, StrictReads: s.StrictReads, Tree: s.Tree, Batches: s.Batches, Sets: s.Sets, Staged: s.Staged, Full: s.Full, Open: s.Open, Bad: s.Bad, Operator: s.Operator, Adapters: s.Adapters, Lanes: s.Lanes, Porcupine: 16,
 	}
 	for _, l := range []struct {
 		flag      string

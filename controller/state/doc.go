@@ -38,6 +38,9 @@
 // step 3 and a further epoch. Moves, drains, a rebuilding replica's first epoch and a change of
 // primary need no loss, and begin with step 4.
 //
+// A node that has lost one of its adapters, and has ended what that one served, keeps its replicas: the
+// regions of the adapter begin with step 4 too, with another adapter of the node (adapters.go).
+//
 // Two kinds of replicas need no probes to be left out. Those of a node that has registered
 // with another incarnation, or that an operator has removed, are stale at once: they may have
 // missed writes. Nodes that answer probes and call themselves unfit, or that most clients cannot

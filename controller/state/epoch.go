@@ -59,13 +59,16 @@ func (rc *reconfig) giveUpMaking(g *region) {
 			g.job.abort(errorf(Busy, "a storage node of region %d was lost while it was made; try again", g.rec.Id))
 		}
 	}
+	if rc.m.withoutAdapter(g) != nil {
+		g.job.abort(errorf(Busy, "an adapter of a storage node of region %d was lost while it was made; try again", g.rec.Id))
+	}
 }
 
 // reassess looks at a region whose nodes have changed, and gives it a new configuration if it
 // needs one.
 //
 // If no replica is lost or stale, a RECOVERING region begins another epoch at once, also while
-// some replicas are unsure. Otherwise nothing is decided until no replica is unsure. Then one of
+// some replicas are unsure; and one whose adapter a node has lost, when none is. Otherwise nothing is decided until no replica is unsure. Then one of
 // these applies, where only in-sync replicas count:
 //
 //   - Some are well, and each of these has answered a probe sent after the loss was known
@@ -98,6 +101,10 @@ func (rc *reconfig) reassess(g *region) {
 		if g.job == nil && !g.changing && (g.rec.State == recovering || whole && (g.exposed || g.rec.State == regionLost)) {
 			// Recovering: a leader before this one had begun, and the epoch it reconciled in is closed.
 			// Exposed or lost: the region's nodes were given up, and answered again before their loss was final.
+			rc.change(g, proto.CloneOf(g.rec))
+		} else if r := rc.m.withoutAdapter(g); whole && r != nil {
+			// Its node has ended what the adapter served, and has the memory still.
+			rc.m.note("region %d goes on without adapter %d of node %d", g.rec.Id, r.Adapter, r.Node)
 			rc.change(g, proto.CloneOf(g.rec))
 		}
 	case count[unsure]+rebuilds[unsure] > 0:
@@ -234,6 +241,7 @@ func (rc *reconfig) change(g *region, rec *quarrypb.Region, extra ...change) {
 	}
 	rec.Epoch++
 	rec.State = recovering
+	rc.m.assign(g, rec)
 	if g.job != nil {
 		g.job.end()
 	}

@@ -62,6 +62,8 @@ type node struct {
 	hosts    int    // replicas of regions that clients may have keys of: fences wait for this node
 	primary  int    // regions that have their primary here
 	assigned uint64 // bytes of all replicas here
+	// byAdapter counts replicas that are not OUT by the adapter that serves them.
+	byAdapter [MaxAdapters]int
 	// What its medium holds of regions and has left for more, as last heard; nil: it does not say.
 	medium *uint64
 
@@ -205,7 +207,9 @@ func (m *Machine) admit(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 		if n.rec.State == draining {
 			rec.State = n.rec.State
 		}
-		restarted = n.rec.Incarnation != rec.Incarnation
+		if restarted = n.rec.Incarnation != rec.Incarnation; !restarted {
+			m.keepLosses(n, rec)
+		}
 		if !proto.Equal(n.rec, rec) {
 			m.stage(m.nodeChange(n, rec))
 		}
@@ -375,7 +379,7 @@ func checkEndpoints(n *quarrypb.Node) *Error {
 	if addresses > rail.MaxEnds {
 		return errorf(Invalid, "node %s: %d addresses of the tcp fabric, above the limit %d", n.Name, addresses, rail.MaxEnds)
 	}
-	return nil
+	return checkAdapters(n)
 }
 
 // checkPlace refuses a failure domain or an agent's URL that no node has.

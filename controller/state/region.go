@@ -77,6 +77,9 @@ func (m *Machine) account(rec *quarrypb.Region, sign int) {
 			n.primary += sign
 		}
 		n.assigned += uint64(sign) * rec.SizeBytes
+		if r.State != out {
+			n.count(r, sign)
+		}
 		if r.State != out && serves(rec) {
 			n.hosts += sign
 		}
@@ -176,6 +179,7 @@ func (rc *reconfig) create(waiters []uint64, r *quarrypb.CreateRegionRequest, ra
 			})
 		}
 		g := &region{}
+		rc.m.assign(g, rec)
 		changes = append(changes, rc.m.regionChange(g, rec, nil))
 		rc.m.regions = append(rc.m.regions, g) // numbers rise
 		made = append(made, g)
@@ -337,10 +341,12 @@ func (m *Machine) host(mustExist bool) func(g *region, n *node) *leg {
 	}
 }
 
-// openAt is a leg that opens a replica under an epoch.
+// openAt is a leg that opens a replica under an epoch, at its adapter.
 func (m *Machine) openAt(epoch uint64) func(g *region, n *node) *leg {
 	return func(g *region, n *node) *leg {
-		return &leg{n: n, timeout: callTimeout, msg: &quarrypb.OpenRegionRequest{Region: g.rec.Id, Epoch: epoch, ControllerTerm: m.term, Tenant: g.rec.Tenant}}
+		return &leg{n: n, timeout: callTimeout, msg: &quarrypb.OpenRegionRequest{
+			Region: g.rec.Id, Epoch: epoch, ControllerTerm: m.term, Tenant: g.rec.Tenant, Adapter: g.on(n.rec.Id).Adapter,
+		}}
 	}
 }
 

@@ -35,6 +35,9 @@ const (
 	Provider_PROVIDER_TCP         Provider = 1
 	Provider_PROVIDER_SHM         Provider = 2
 	Provider_PROVIDER_VERBS       Provider = 3
+	// Verbs through one of several adapters of a node, Endpoint.adapter. A client that does not know it
+	// uses the node's tcp endpoint.
+	Provider_PROVIDER_VERBS_ADAPTER Provider = 4
 )
 
 // Enum value maps for Provider.
@@ -44,12 +47,14 @@ var (
 		1: "PROVIDER_TCP",
 		2: "PROVIDER_SHM",
 		3: "PROVIDER_VERBS",
+		4: "PROVIDER_VERBS_ADAPTER",
 	}
 	Provider_value = map[string]int32{
-		"PROVIDER_UNSPECIFIED": 0,
-		"PROVIDER_TCP":         1,
-		"PROVIDER_SHM":         2,
-		"PROVIDER_VERBS":       3,
+		"PROVIDER_UNSPECIFIED":   0,
+		"PROVIDER_TCP":           1,
+		"PROVIDER_SHM":           2,
+		"PROVIDER_VERBS":         3,
+		"PROVIDER_VERBS_ADAPTER": 4,
 	}
 )
 
@@ -521,9 +526,10 @@ type Endpoint struct {
 	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`                   // tcp, verbs: host:port; shm: path of a unix socket
 	HostId        string                 `protobuf:"bytes,3,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`       // shm: only processes with this host id can use it
 	Tls           FabricTLS              `protobuf:"varint,4,opt,name=tls,proto3,enum=quarry.v1.FabricTLS" json:"tls,omitempty"` // tcp: whether its connections are encrypted; for people
-	Rail          string                 `protobuf:"bytes,5,opt,name=rail,proto3" json:"rail,omitempty"`                         // tcp: the network that it is at, as the operator calls it; "": no name
-	Numa          *uint32                `protobuf:"varint,6,opt,name=numa,proto3,oneof" json:"numa,omitempty"`                  // tcp: NUMA node of its adapter; absent: unknown
-	Megabits      uint32                 `protobuf:"varint,7,opt,name=megabits,proto3" json:"megabits,omitempty"`                // tcp: rate of its adapter, in Mbit/s; 0: unknown
+	Rail          string                 `protobuf:"bytes,5,opt,name=rail,proto3" json:"rail,omitempty"`                         // the network that it is at, as the operator calls it; "": no name
+	Numa          *uint32                `protobuf:"varint,6,opt,name=numa,proto3,oneof" json:"numa,omitempty"`                  // NUMA node of its adapter; absent: unknown
+	Megabits      uint32                 `protobuf:"varint,7,opt,name=megabits,proto3" json:"megabits,omitempty"`                // rate of its adapter, in Mbit/s; 0: unknown
+	Adapter       uint32                 `protobuf:"varint,8,opt,name=adapter,proto3" json:"adapter,omitempty"`                  // verbs through an adapter of several: its number on the node, from 0
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -607,6 +613,13 @@ func (x *Endpoint) GetMegabits() uint32 {
 	return 0
 }
 
+func (x *Endpoint) GetAdapter() uint32 {
+	if x != nil {
+		return x.Adapter
+	}
+	return 0
+}
+
 type Node struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`                                           // number in the table, from 1
@@ -637,8 +650,11 @@ type Node struct {
 	Numa           *Numa        `protobuf:"bytes,21,opt,name=numa,proto3" json:"numa,omitempty"`                                                   // absent: a node of an earlier version
 	MissingRegions []uint32     `protobuf:"varint,22,rep,packed,name=missing_regions,json=missingRegions,proto3" json:"missing_regions,omitempty"` // numbers of regions whose files were in its folder before, and were missing when it started
 	Fabric         uint32       `protobuf:"varint,23,opt,name=fabric,proto3" json:"fabric,omitempty"`                                              // proto.FabricVersion of its build; 0: an earlier version
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Numbers of adapters that serve nothing any more in this incarnation: their access has ended. Only of a
+	// node with several.
+	LostAdapters  []uint32 `protobuf:"varint,24,rep,packed,name=lost_adapters,json=lostAdapters,proto3" json:"lost_adapters,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
@@ -832,6 +848,13 @@ func (x *Node) GetFabric() uint32 {
 	return 0
 }
 
+func (x *Node) GetLostAdapters() []uint32 {
+	if x != nil {
+		return x.LostAdapters
+	}
+	return nil
+}
+
 // Persistence says what a loss of power leaves of a node's regions, for people.
 type Persistence struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1016,11 +1039,14 @@ func (x *Connected) GetLanes() uint32 {
 }
 
 type Replica struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
-	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	State         ReplicaState           `protobuf:"varint,3,opt,name=state,proto3,enum=quarry.v1.ReplicaState" json:"state,omitempty"`
-	Leaving       bool                   `protobuf:"varint,4,opt,name=leaving,proto3" json:"leaving,omitempty"` // in sync, to be given up as soon as enough others are
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Node        uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	Incarnation uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	State       ReplicaState           `protobuf:"varint,3,opt,name=state,proto3,enum=quarry.v1.ReplicaState" json:"state,omitempty"`
+	Leaving     bool                   `protobuf:"varint,4,opt,name=leaving,proto3" json:"leaving,omitempty"` // in sync, to be given up as soon as enough others are
+	// Number of the adapter of the node that executes all verbs in the region, in this epoch. 0 on a node with one
+	// adapter or none.
+	Adapter       uint32 `protobuf:"varint,5,opt,name=adapter,proto3" json:"adapter,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1081,6 +1107,13 @@ func (x *Replica) GetLeaving() bool {
 		return x.Leaving
 	}
 	return false
+}
+
+func (x *Replica) GetAdapter() uint32 {
+	if x != nil {
+		return x.Adapter
+	}
+	return 0
 }
 
 type Region struct {
@@ -4569,7 +4602,8 @@ type OpenRegionRequest struct {
 	Region         uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`
 	Epoch          uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	ControllerTerm uint64                 `protobuf:"varint,3,opt,name=controller_term,json=controllerTerm,proto3" json:"controller_term,omitempty"`
-	Tenant         uint32                 `protobuf:"varint,4,opt,name=tenant,proto3" json:"tenant,omitempty"` // whose sessions open it
+	Tenant         uint32                 `protobuf:"varint,4,opt,name=tenant,proto3" json:"tenant,omitempty"`   // whose sessions open it
+	Adapter        uint32                 `protobuf:"varint,5,opt,name=adapter,proto3" json:"adapter,omitempty"` // that serves it, by its number on the node; no other one does
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -4628,6 +4662,13 @@ func (x *OpenRegionRequest) GetControllerTerm() uint64 {
 func (x *OpenRegionRequest) GetTenant() uint32 {
 	if x != nil {
 		return x.Tenant
+	}
+	return 0
+}
+
+func (x *OpenRegionRequest) GetAdapter() uint32 {
+	if x != nil {
+		return x.Adapter
 	}
 	return 0
 }
@@ -9792,7 +9833,7 @@ var File_quarry_proto protoreflect.FileDescriptor
 
 const file_quarry_proto_rawDesc = "" +
 	"\n" +
-	"\fquarry.proto\x12\tquarry.v1\"\xe8\x01\n" +
+	"\fquarry.proto\x12\tquarry.v1\"\x82\x02\n" +
 	"\bEndpoint\x12/\n" +
 	"\bprovider\x18\x01 \x01(\x0e2\x13.quarry.v1.ProviderR\bprovider\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x17\n" +
@@ -9800,8 +9841,9 @@ const file_quarry_proto_rawDesc = "" +
 	"\x03tls\x18\x04 \x01(\x0e2\x14.quarry.v1.FabricTLSR\x03tls\x12\x12\n" +
 	"\x04rail\x18\x05 \x01(\tR\x04rail\x12\x17\n" +
 	"\x04numa\x18\x06 \x01(\rH\x00R\x04numa\x88\x01\x01\x12\x1a\n" +
-	"\bmegabits\x18\a \x01(\rR\bmegabitsB\a\n" +
-	"\x05_numa\"\xaa\x06\n" +
+	"\bmegabits\x18\a \x01(\rR\bmegabits\x12\x18\n" +
+	"\aadapter\x18\b \x01(\rR\aadapterB\a\n" +
+	"\x05_numa\"\xcf\x06\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
@@ -9831,7 +9873,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\vpersistence\x18\x14 \x01(\v2\x16.quarry.v1.PersistenceR\vpersistence\x12#\n" +
 	"\x04numa\x18\x15 \x01(\v2\x0f.quarry.v1.NumaR\x04numa\x12'\n" +
 	"\x0fmissing_regions\x18\x16 \x03(\rR\x0emissingRegions\x12\x16\n" +
-	"\x06fabric\x18\x17 \x01(\rR\x06fabricB\x12\n" +
+	"\x06fabric\x18\x17 \x01(\rR\x06fabric\x12#\n" +
+	"\rlost_adapters\x18\x18 \x03(\rR\flostAdaptersB\x12\n" +
 	"\x10_available_bytes\"{\n" +
 	"\vPersistence\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
@@ -9847,12 +9890,13 @@ const file_quarry_proto_rawDesc = "" +
 	"\b_adapter\"R\n" +
 	"\tConnected\x12/\n" +
 	"\bprovider\x18\x01 \x01(\x0e2\x13.quarry.v1.ProviderR\bprovider\x12\x14\n" +
-	"\x05lanes\x18\x02 \x01(\rR\x05lanes\"\x88\x01\n" +
+	"\x05lanes\x18\x02 \x01(\rR\x05lanes\"\xa2\x01\n" +
 	"\aReplica\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12-\n" +
 	"\x05state\x18\x03 \x01(\x0e2\x17.quarry.v1.ReplicaStateR\x05state\x12\x18\n" +
-	"\aleaving\x18\x04 \x01(\bR\aleaving\"\xc1\x03\n" +
+	"\aleaving\x18\x04 \x01(\bR\aleaving\x12\x18\n" +
+	"\aadapter\x18\x05 \x01(\rR\aadapter\"\xc1\x03\n" +
 	"\x06Region\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\fR\x04uuid\x12\x1d\n" +
@@ -10144,12 +10188,13 @@ const file_quarry_proto_rawDesc = "" +
 	"\x05epoch\x18\t \x01(\x04R\x05epoch\x12)\n" +
 	"\x04kind\x18\n" +
 	" \x01(\x0e2\x15.quarry.v1.RegionKindR\x04kind\"\x14\n" +
-	"\x12HostRegionResponse\"\x82\x01\n" +
+	"\x12HostRegionResponse\"\x9c\x01\n" +
 	"\x11OpenRegionRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12'\n" +
 	"\x0fcontroller_term\x18\x03 \x01(\x04R\x0econtrollerTerm\x12\x16\n" +
-	"\x06tenant\x18\x04 \x01(\rR\x06tenant\"\x14\n" +
+	"\x06tenant\x18\x04 \x01(\rR\x06tenant\x12\x18\n" +
+	"\aadapter\x18\x05 \x01(\rR\aadapter\"\x14\n" +
 	"\x12OpenRegionResponse\"k\n" +
 	"\x12CloseRegionRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x14\n" +
@@ -10522,12 +10567,13 @@ const file_quarry_proto_rawDesc = "" +
 	"\x06caller\x18\x03 \x01(\tR\x06caller\x12\x16\n" +
 	"\x06remote\x18\x04 \x01(\tR\x06remote\x12\x18\n" +
 	"\arequest\x18\x05 \x01(\tR\arequest\x12\x18\n" +
-	"\aoutcome\x18\x06 \x01(\tR\aoutcome*\\\n" +
+	"\aoutcome\x18\x06 \x01(\tR\aoutcome*x\n" +
 	"\bProvider\x12\x18\n" +
 	"\x14PROVIDER_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fPROVIDER_TCP\x10\x01\x12\x10\n" +
 	"\fPROVIDER_SHM\x10\x02\x12\x12\n" +
-	"\x0ePROVIDER_VERBS\x10\x03*K\n" +
+	"\x0ePROVIDER_VERBS\x10\x03\x12\x1a\n" +
+	"\x16PROVIDER_VERBS_ADAPTER\x10\x04*K\n" +
 	"\tFabricTLS\x12\x12\n" +
 	"\x0eFABRIC_TLS_OFF\x10\x00\x12\x11\n" +
 	"\rFABRIC_TLS_ON\x10\x01\x12\x17\n" +

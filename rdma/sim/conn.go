@@ -18,6 +18,7 @@ type Conn struct {
 	session     uint32       // in whose name verbs run; Agent is never fenced
 	index       int          // in Fabric.conns, and its bit in ready and stalled
 	domain      proto.Domain // what executes the connection's atomics; DomainCPU but for Foreign
+	via         int          // adapter of the node, counted from 1; 0: the node's own way, through whichever adapter serves a region
 	broken      bool         // the requester has lost it: Post answers rdma.ErrBroken until Reset
 	closed      bool         // Close was called; final
 	ended       bool         // its ticket's serial is over; another session may have the id now
@@ -93,7 +94,7 @@ func (c *Conn) Post(ch *rdma.Chain) {
 		c.answer(ch, err)
 		return
 	}
-	if c.broken || c.closed || !c.node.Up || c.incarnation != c.node.Incarnation {
+	if c.broken || c.closed || !c.node.Up || c.incarnation != c.node.Incarnation || c.cutOff() {
 		c.broken = true
 		c.answer(ch, rdma.ErrBroken)
 		return
@@ -291,7 +292,7 @@ func (c *Conn) Reset(context.Context) error {
 	switch {
 	case c.ended:
 		return rdma.ErrRevoked
-	case c.closed || !c.node.Up || f.cut(c.session, c.node):
+	case c.closed || !c.node.Up || f.cut(c.session, c.node) || c.cutOff():
 		return fmt.Errorf("%w: node %d does not answer", rdma.ErrBroken, c.node.ID)
 	case c.incarnation != c.node.Incarnation:
 		return fmt.Errorf("%w: node %d has another incarnation", rdma.ErrBroken, c.node.ID)
@@ -347,7 +348,7 @@ func (c *Conn) Close() error {
 
 // Open asks for a window.
 func (c *Conn) Open(_ context.Context, region uint32, epoch uint64) (rdma.Window, error) {
-	if c.broken || c.closed || !c.node.Up || c.incarnation != c.node.Incarnation || c.fabric.cut(c.session, c.node) {
+	if c.broken || c.closed || !c.node.Up || c.incarnation != c.node.Incarnation || c.fabric.cut(c.session, c.node) || c.cutOff() {
 		return rdma.Window{}, fmt.Errorf("%w: node %d does not answer", rdma.ErrBroken, c.node.ID)
 	}
 	m := c.node.Memory(region)
@@ -360,7 +361,7 @@ func (c *Conn) Open(_ context.Context, region uint32, epoch uint64) (rdma.Window
 		return rdma.Window{Region: region, Epoch: epoch, Bytes: m.bytes, Flush: m.Method, Verifies: true}, nil
 	case c.node.Revoked(c.session):
 		return rdma.Window{}, rdma.ErrRevoked
-	case m.key == 0 || m.Epoch != epoch:
+	case m.key == 0 || m.Epoch != epoch || !c.reaches(m):
 		return rdma.Window{}, rdma.ErrKey
 	}
 	w := opened{region, m.keyOf(c.session)}
@@ -375,7 +376,7 @@ func (c *Conn) Open(_ context.Context, region uint32, epoch uint64) (rdma.Window
 
 // hasKey says whether the window was opened on this connection and is good still.
 func (c *Conn) hasKey(m *Memory, w *rdma.Window) bool {
-	return m.key != 0 && uint32(w.Slot) < uint32(len(c.windows)) && c.windows[w.Slot] == opened{w.Region, w.Key} && w.Key == m.keyOf(c.session)
+	return m.key != 0 && c.reaches(m) && uint32(w.Slot) < uint32(len(c.windows)) && c.windows[w.Slot] == opened{w.Region, w.Key} && w.Key == m.keyOf(c.session)
 }
 
 // Wait returns when the chain has its outcome.

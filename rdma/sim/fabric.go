@@ -68,6 +68,7 @@ type Node struct {
 	fabric      *Fabric                 // that it belongs to
 	mems        []*Memory               // its copies of regions, in the order of AddMemory
 	revoked     [MaxSession / 64]uint64 // bit of each fenced session
+	lost        uint64                  // bit of each adapter that has failed in this incarnation; see adapter.go
 }
 
 // New makes an empty fabric.
@@ -83,10 +84,10 @@ func (f *Fabric) Reset() {
 	}
 	f.ready, f.stalled = 0, 0
 	for _, n := range f.nodes {
-		n.Up, n.Incarnation, n.revoked = true, 1, [MaxSession / 64]uint64{}
+		n.Up, n.Incarnation, n.revoked, n.lost = true, 1, [MaxSession / 64]uint64{}, 0
 		for _, m := range n.mems {
 			m.Zero()
-			m.Epoch, m.key = 0, 0
+			m.Epoch, m.key, m.adapter, m.shared = 0, 0, 0, false
 		}
 	}
 }
@@ -139,7 +140,7 @@ func mix(x uint64) uint64 {
 }
 
 // Close ends access: verbs under the old key never run again.
-func (m *Memory) Close() { m.key = 0 }
+func (m *Memory) Close() { m.key, m.shared = 0, false }
 
 // IsOpen says whether clients have access.
 func (m *Memory) IsOpen() bool { return m.key != 0 }
@@ -169,7 +170,7 @@ func (n *Node) Crash() {
 
 // Start brings a stopped node up in a new incarnation. It remembers no fences: those of
 // its connections died with them.
-func (n *Node) Start() { n.Up, n.Incarnation = true, n.Incarnation+1 }
+func (n *Node) Start() { n.Up, n.Incarnation, n.lost = true, n.Incarnation+1, 0 }
 
 // Ready is the set of connections that Step can move.
 func (f *Fabric) Ready() uint64 { return f.ready &^ f.stalled }

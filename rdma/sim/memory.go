@@ -50,6 +50,8 @@ type Memory struct {
 	Domain  proto.Domain     // a CAS from a connection of another domain is not atomic
 	Epoch   uint64           // under which it is open, or was closed
 	key     uint64           // 0 is closed; windows' keys are made of it, see keyOf
+	adapter int              // of the node, that it was opened at last
+	shared  bool             // it was opened at an adapter while it was open at another one
 
 	bytes   uint64  // size of the region; a multiple of pageBytes
 	pages   []*page // nil: never written, all zeros

@@ -21,6 +21,15 @@
 // node finds is closed up to the epoch in the header: only a controller that has
 // made a new configuration can have it served.
 //
+// # Adapters
+//
+// A node may have several adapters. One of them serves a replica during an epoch: the one that Open
+// names. The Cut before each Serve ends the access of all adapters that are not retired, so two of them never serve a
+// replica at once. AdapterFailed says that an adapter is gone or does not work: nothing is opened there from
+// then on, and the Retire that follows ends what it serves. The caller says AdapterRetired when that is done. Only
+// then the controllers are told, and give the adapter's regions another epoch at another one. If the Retire
+// fails, or no adapter is left, the caller ends the process.
+//
 // # Obligations of the caller
 //
 //  1. Steps are taken one at a time.

@@ -7,7 +7,7 @@ import (
 )
 
 // Event is something that has happened: Registered, Host, Open, Close, Drop, Fence,
-// Ended, Work or WorkEnded.
+// Ended, Work, WorkEnded, AdapterFailed or AdapterRetired.
 type Event interface{ event() }
 
 // Registered is a controller's answer to the node's registration.
@@ -41,6 +41,8 @@ type Open struct {
 	Region uint32
 	Epoch  uint64
 	Tenant uint32 // whose sessions may open it
+	// Adapter serves it; no other one does.
+	Adapter uint32
 }
 
 // Close asks to end all epochs up to this one. A replica that serves a later one stays as it is.
@@ -111,6 +113,9 @@ func (Ended) event()      {}
 func (Work) event()       {}
 func (WorkEnded) event()  {}
 
+func (AdapterFailed) event()  {}
+func (AdapterRetired) event() {}
+
 // Do is what an Action does.
 type Do uint8
 
@@ -140,11 +145,14 @@ const (
 	// Stop tells the programs over a region to end. It does not wait for them: their
 	// keys die with the Cut behind it.
 	Stop
+	// Retire ends all access through Adapter: when it is done, no verb runs there, and none ever will. Cuts and
+	// the ends of sessions need no answer of that adapter any more.
+	Retire
 )
 
 // String names the action, for logs.
 func (d Do) String() string {
-	return [...]string{"nothing", "save", "make", "zero", "mark", "serve", "cut", "free", "end below", "end", "renew", "begin", "stop"}[d]
+	return [...]string{"nothing", "save", "make", "zero", "mark", "serve", "cut", "free", "end below", "end", "renew", "begin", "stop", "retire"}[d]
 }
 
 // Action is something to be done. Region is 0 where it concerns none.
@@ -158,12 +166,20 @@ type Action struct {
 	ID      uint64
 	Run     uint64 // of a Begin: never used twice
 	Tenant  uint32 // of a Serve: whose sessions open the replica
+	Adapter uint32 // of a Serve: that executes the verbs; of a Retire
 }
 
 // String tells the action with what belongs to it, for logs and transcripts.
 func (a Action) String() string {
 	switch a.Do {
-	case Mark, Serve, Cut:
+	case Serve:
+		if a.Adapter != 0 {
+			return fmt.Sprintf("%v region %d epoch %d adapter %d", a.Do, a.Region, a.Epoch, a.Adapter)
+		}
+		return fmt.Sprintf("%v region %d epoch %d", a.Do, a.Region, a.Epoch)
+	case Retire:
+		return fmt.Sprintf("%v adapter %d", a.Do, a.Adapter)
+	case Mark, Cut:
 		return fmt.Sprintf("%v region %d epoch %d", a.Do, a.Region, a.Epoch)
 	case Begin:
 		return fmt.Sprintf("%v %v %d region %d epoch %d", a.Do, a.Kind, a.ID, a.Region, a.Epoch)
@@ -189,6 +205,7 @@ const (
 	NoSpace                      // above the node's capacity or limits
 	Busy                         // another command for the region is under way
 	NotOfCluster                 // not of this cluster, or not registered yet
+	NoAdapter                    // the adapter is lost, or the last one
 )
 
 // Error says why a command has changed nothing.

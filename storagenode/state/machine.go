@@ -15,6 +15,7 @@ type Limits struct {
 	CapacityBytes uint64 // of all regions together
 	Persistent    bool   // its memory survives a loss of power
 	Volatile      error  // if not, why
+	Adapters      int    // that serve regions, each a domain of atomics; 0: one, or none
 }
 
 // Bounds on what controllers can make a node remember.
@@ -64,8 +65,9 @@ type Region struct {
 	leaving bool // the actions under way give it up
 	opening bool // or serve it
 
-	served uint64      // newest epoch that was to be served in this incarnation
-	works  [kinds]work // by kind
+	served  uint64      // newest epoch that was to be served in this incarnation
+	adapter uint32      // that serves Epoch, or served the newest epoch before
+	works   [kinds]work // by kind
 }
 
 // Kept is what a node with files keeps across restarts, beside its regions.
@@ -83,6 +85,8 @@ type State struct {
 	Regions    []Region // Invariant: sorted by Number
 	HostedSize uint64   // Invariant: the sum of Regions' Bytes
 	runs       uint64   // programs begun in this incarnation
+	failed     []uint32 // adapters that serve nothing new; see adapter.go
+	retired    []uint32 // those of them whose access has ended
 }
 
 // New is the state of a node that has just started, from what it has kept and found.
@@ -136,6 +140,10 @@ func (s *State) Step(e Event) ([]Action, error) {
 	case Ended:
 		s.ended(e)
 		return nil, nil
+	case AdapterFailed:
+		return s.adapterFailed(e)
+	case AdapterRetired:
+		return s.adapterRetired(e)
 	}
 	return nil, errorf(Invalid, "unknown event %T", e)
 }
@@ -293,17 +301,21 @@ func (s *State) open(e Open) ([]Action, error) {
 	case e.Epoch <= r.Closed || e.Epoch < r.Epoch:
 		return nil, errorf(Stale, "region %d: opening epoch %d, the node has closed all up to %d and heard of %d",
 			r.Number, e.Epoch, r.Closed, r.Epoch)
-	case r.Phase == Opened && r.Epoch == e.Epoch:
+	}
+	if err := s.checkAdapter(r, e); err != nil {
+		return nil, err
+	}
+	if r.Phase == Opened && r.Epoch == e.Epoch {
 		return nil, nil
 	}
 	// Invariant: Closed < Epoch. Earlier epochs end here.
 	actions := r.stop()
 	r.Epoch, r.Closed, r.served = e.Epoch, e.Epoch-1, e.Epoch
-	r.Busy, r.opening, r.Phase = true, true, Closed
+	r.Busy, r.opening, r.Phase, r.adapter = true, true, Closed, e.Adapter
 	return append(actions,
 		Action{Do: Cut, Region: r.Number, Epoch: r.Closed},
 		Action{Do: Mark, Region: r.Number, Epoch: r.Epoch},
-		Action{Do: Serve, Region: r.Number, Epoch: r.Epoch, Tenant: e.Tenant},
+		Action{Do: Serve, Region: r.Number, Epoch: r.Epoch, Tenant: e.Tenant, Adapter: e.Adapter},
 	), nil
 }
 

@@ -181,4 +181,19 @@ var controllerMutants = []mutant{
 		edits: []edit{{"controller/state.(*Machine).registerNode", `fabricOf(r.Node) != wire.FabricVersion`, `false`}},
 		runs:  []run{tests("controller/state", "^TestHazard233_NodesOfAnotherFabricDoNotJoin$")},
 	},
+	{
+		name: "lost adapter kept", what: "leaves regions at an adapter that their node has lost",
+		edits: []edit{{"controller/state.works", `!slices.Contains(n.LostAdapters, adapter)`, `true`}},
+		runs:  []run{schedules(adapted, 2000)},
+	},
+	{
+		name: "lost adapter comes back", what: "takes an adapter for well because a registration that was sent before its loss is late",
+		edits: []edit{{"controller/state.(*Machine).keepLosses", `append(rec.LostAdapters, n.rec.LostAdapters...)`, `append(rec.LostAdapters, n.rec.LostAdapters[:0]...)`}},
+		runs:  []run{tests("controller/state", "^TestHazard268_")},
+	},
+	{
+		name: "adapter of the incarnation before", what: "has a node that started again serve a region at an adapter that it may not have",
+		edits: []edit{{"controller/state.(*Machine).assign", `was.State != out && was.Incarnation == r.Incarnation && works(n.rec, was.Adapter)`, `was.State != out`}},
+		runs:  []run{tests("controller/state", "^TestHazard270_")},
+	},
 }

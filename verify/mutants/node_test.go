@@ -82,4 +82,14 @@ var nodeMutants = []mutant{
 		edits: []edit{{"storagenode/state.(*State).command", `case term < s.Term:`, `case false:`}},
 		runs:  []run{tests("storagenode/state", "^TestHazard14_", "-rapid.nofailfile")},
 	},
+	{
+		name: "adapter lost before its access has ended", what: "tells controllers of the loss of an adapter whose verbs may still run",
+		edits: []edit{{"storagenode/state.(*State).adapterFailed", `[]Action{{Do: Retire, Adapter: e.Adapter}}`, `[]Action(nil)`}},
+		runs:  []run{schedules(adapted, 2000)},
+	},
+	{
+		name: "epoch at two adapters", what: "confirms that an epoch is open at an adapter while another one serves it",
+		edits: []edit{{"storagenode/state.(*State).checkAdapter", `r.served == e.Epoch && r.adapter != e.Adapter`, `false`}},
+		runs:  []run{tests("storagenode/state", "^TestHazard269_")},
+	},
 }

@@ -30,7 +30,9 @@ var (
 	lanes = sim.Options{Faults: sim.AllFaults &^ (sim.Power | sim.Rot), AnyScheduler: true, Lanes: 2, Clients: 4, Ops: 24, Slabs: 1, MaxFaults: 4}
 	// An operator creates regions and gives nodes up.
 	operated = sim.Options{Faults: sim.AllFaults &^ sim.Power, AnyScheduler: true, Operator: true, Clients: 3, Ops: 16, Slabs: 1, MaxFaults: 4}
-	rotten   = sim.Options{Faults: sim.Rot | sim.Kill | sim.NodeDown, AnyScheduler: true, Clients: 3, Ops: 30, MaxFaults: 8}
+	// Nodes have two adapters, and lose one.
+	adapted = sim.Options{Faults: sim.AllFaults &^ sim.Power, AnyScheduler: true, Adapters: true, Clients: 3, Ops: 24, Slabs: 1, MaxFaults: 2}
+	rotten  = sim.Options{Faults: sim.Rot | sim.Kill | sim.NodeDown, AnyScheduler: true, Clients: 3, Ops: 30, MaxFaults: 8}
 )
 
 // directed are the options of a directed schedule of three clients and one object.

@@ -35,6 +35,7 @@ type client struct {
 	headers *slab.Headers          // cached block headers of reg
 	conns   [maxNodes]*fabric.Conn // by node; nil: none
 	stale   [maxNodes]bool         // the connection is to be dialled again
+	direct  bool                   // it connects to adapters; see adapters.go
 
 	inOp  bool   // an operation is running
 	doing opKind // its kind
@@ -87,6 +88,7 @@ func (c *client) reset() {
 	if c.home != c.id {
 		c.rate = c.w.clients[c.home].rate
 	}
+	c.direct = c.w.opt.Adapters && c.w.ch.choose(4) != 3
 	c.state = procIdle
 	if c.id < c.w.d.clients || c.id >= maxClients {
 		var err error
@@ -238,7 +240,7 @@ func (c *client) open() error {
 		OpenWords: c.w.opt.Open, From: c.w.from(t)}
 	for i := range t.n {
 		k := t.node[i]
-		conn, err := c.connect(k, t.incarnation[i])
+		conn, err := c.connect(k, t.incarnation[i], c.way(i))
 		if err != nil {
 			return err
 		}
@@ -262,10 +264,10 @@ func (c *client) open() error {
 	return nil
 }
 
-func (c *client) connect(k int, incarnation uint64) (*fabric.Conn, error) {
+func (c *client) connect(k int, incarnation uint64, way int) (*fabric.Conn, error) {
 	n := c.w.fab.Nodes()[k]
 	conn := c.conns[k]
-	if conn != nil && !c.stale[k] {
+	if conn != nil && !c.stale[k] && conn.Via() == way {
 		if _, l := conn.Peer(); l == incarnation {
 			return conn, nil
 		}
@@ -286,7 +288,7 @@ func (c *client) connect(k int, incarnation uint64) (*fabric.Conn, error) {
 		conn.Close()
 		c.conns[k] = nil
 	}
-	conn, err := c.w.fab.Dial(c.session, n)
+	conn, err := c.w.fab.DialAt(c.session, n, way-1)
 	switch {
 	case errors.Is(err, rdma.ErrRevoked):
 		c.end("refused: revoked")

@@ -12,7 +12,8 @@
 // allocate, update and free: see tree. Many schedules have a second region: see far. With
 // Options.Batches clients read and write several objects in one call: see batches. With
 // Options.Operator an operator creates regions and gives nodes up: see orders. With
-// Options.Lanes clients share sessions, as the lanes of a process do: see lanes.
+// Options.Lanes clients share sessions, as the lanes of a process do: see lanes. With
+// Options.Adapters nodes have two adapters, and lose one: see adapters.
 //
 // # Choices
 //

@@ -33,7 +33,7 @@ func (m *machines) resetFar(b *boot) {
 	m.outer = [lastID + 1]outer{farID: {of: b.far, rec: b.farRecord}}
 	m.addMemory(farID)
 	for i := range b.far.n {
-		m.w.fab.Nodes()[b.far.node[i]].Memory(farID).Open(1)
+		m.w.fab.Nodes()[b.far.node[i]].Memory(farID).OpenAt(b.far.adapter[i], 1)
 		m.w.mirror.intact[b.far.node[i]] = true // a restart finds it
 	}
 }

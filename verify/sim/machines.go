@@ -59,6 +59,7 @@ type machineStats struct {
 	Far, FarCertificates                                                uint64 // changes of the far region's record, certificates for it
 	Hints                                                               uint64 // that a client may have died
 	Blind                                                               uint64 // rounds of lanes that have not noticed the end of their session
+	Moved                                                               uint64 // replicas that another adapter of their node serves in the next epoch
 	Created, Undone, Unavailable, LostRegions, Removed                  uint64 // regions, by what became of them; see orders.go
 	Faults                                                              [allMachineFaults]uint64
 	// LongestGap is the longest time, in hundredths of a lease, for which the region was not
@@ -319,6 +320,7 @@ func (m *machines) regionCommitted(rev uint64, r *quarrypb.Region) {
 	t.rev, t.reclaim = rev, was.reclaim
 	m.follows(&was, &t, r)
 	if t.epoch > was.epoch {
+		m.stats.Moved += movedAdapters(&was, &t)
 		k.epochs++
 		m.stats.Epochs++
 		if !t.open {
@@ -424,7 +426,7 @@ func sameMembers(a, b *table) bool {
 		return false
 	}
 	for i := range a.n {
-		if a.node[i] != b.node[i] || a.incarnation[i] != b.incarnation[i] || b.rebuilding[i] && !a.rebuilding[i] {
+		if a.node[i] != b.node[i] || a.incarnation[i] != b.incarnation[i] || a.adapter[i] != b.adapter[i] || b.rebuilding[i] && !a.rebuilding[i] {
 			return false
 		}
 	}
@@ -443,6 +445,7 @@ func rowOf(r *quarrypb.Region) (t table) {
 		}
 		t.node[t.n], t.incarnation[t.n] = int(p.Node)-1, p.Incarnation
 		t.rebuilding[t.n] = p.State == quarrypb.ReplicaState_REPLICA_STATE_REBUILDING
+		t.adapter[t.n] = int(p.Adapter)
 		t.n++
 	}
 	return t

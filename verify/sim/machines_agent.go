@@ -27,6 +27,7 @@ type agent struct {
 	target      int              // controller that it calls
 	beats       uint64           // heartbeats sent
 	left        []uint64         // sessions whose connections here have ended, for the next heartbeat
+	retired     [adapters]bool   // adapters whose access has ended
 
 	// disk survives the death of the process, unless the node is formatted.
 	kept []byte                        // the agent's own state file
@@ -110,7 +111,8 @@ func (g *agent) start(incarnation uint64) {
 			found = append(found, nodestate.Region{Number: r.Number, UUID: r.UUID, Cluster: r.Cluster, Bytes: r.Bytes, Persistent: r.Persistent, Epoch: r.Epoch})
 		}
 	}
-	g.incarnation, g.st, g.frozen = incarnation, nodestate.New(nodeLimits, kept, found), false
+	g.incarnation, g.st, g.frozen = incarnation, nodestate.New(nodeLimits(w.opt.Adapters), kept, found), false
+	g.retired = [adapters]bool{}
 	g.next, g.live, g.ended, g.held, g.beats = 0, nil, nil, nil, 0
 	g.run++
 	w.logf("node %d: starts, incarnation %d, %d regions found", g.node+1, incarnation, len(found))
@@ -205,7 +207,8 @@ func (g *agent) beat() {
 // register registers the node, and repeats that until a leader has accepted it.
 func (g *agent) register() {
 	m := g.m
-	req := &quarrypb.RegisterNodeRequest{Node: nodeRecord(g.node, g.incarnation, g.st.Node), Secret: secret[:]}
+	req := &quarrypb.RegisterNodeRequest{Node: nodeRecord(g.node, g.incarnation, g.st.Node, m.w.opt.Adapters), Secret: secret[:]}
+	req.Node.LostAdapters = g.st.LostAdapters()
 	if g.st.Cluster != [16]byte{} {
 		req.Cluster = g.st.Cluster[:]
 	}
@@ -339,12 +342,19 @@ func (g *agent) act(a nodestate.Action) {
 			r.Epoch = a.Epoch
 		}
 	case nodestate.Serve:
-		mem.Open(a.Epoch)
+		mem.OpenAt(int(a.Adapter), a.Epoch)
+		if mem.Shared() {
+			w.fail("two adapters of a node serve a region", fmt.Sprintf("node %d, region %d, epoch %d", g.node+1, a.Region, a.Epoch))
+		}
 	case nodestate.Cut:
 		if mem.Epoch <= a.Epoch {
-			mem.Close()
+			if !g.retired[mem.Adapter()] { // else it has no access to close
+				mem.Close()
+			}
 			g.endPrograms(a.Region)
 		}
+	case nodestate.Retire:
+		g.fabricNode().Retire(int(a.Adapter))
 	case nodestate.Free:
 		mem.Zero()
 		g.disk[a.Region] = nil

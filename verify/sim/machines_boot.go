@@ -29,6 +29,7 @@ type bootKey struct {
 	replicas, nodes int  // of the clients' region
 	durable         bool // both regions
 	far             int  // replicas of the far region; 0: there is none
+	adapters        bool // nodes have several adapters
 }
 
 // leaseNs is the lease of the machines' configuration. The lease of a schedule says how much
@@ -50,7 +51,7 @@ func unsigned(t *rdma.Ticket, s *keyring.Signer) { t.KeyID = s.ID() }
 
 // boot sets up a cluster of the schedule's shape. It does so once for each shape.
 func (m *machines) boot() *boot {
-	key := bootKey{m.w.d.replicas, m.w.d.nodes, m.w.opt.Durable, m.drawFar()}
+	key := bootKey{m.w.d.replicas, m.w.d.nodes, m.w.opt.Durable, m.drawFar(), m.w.opt.Adapters}
 	b := m.boots[key]
 	if b == nil {
 		b = m.setUp(key)
@@ -118,8 +119,8 @@ func (m *machines) setUp(key bootKey) *boot {
 // register registers the agents.
 func (b *boot) register(key bootKey, ask func(waiter uint64, msg any) any) {
 	for i := range key.nodes {
-		b.agents[i] = *nodestate.New(nodeLimits, nodestate.Kept{}, nil)
-		r := ask(uint64(i+1), &quarrypb.RegisterNodeRequest{Node: nodeRecord(i, 1, 0), Secret: secret[:]}).(*quarrypb.RegisterNodeResponse)
+		b.agents[i] = *nodestate.New(nodeLimits(key.adapters), nodestate.Kept{}, nil)
+		r := ask(uint64(i+1), &quarrypb.RegisterNodeRequest{Node: nodeRecord(i, 1, 0, key.adapters), Secret: secret[:]}).(*quarrypb.RegisterNodeResponse)
 		if _, err := b.agents[i].Step(registered(r)); err != nil {
 			panic(err)
 		}
@@ -153,18 +154,29 @@ var clusterBytes = [state.RandomBytes]byte{0: 0xc1, 16: 0x7e, 48: 0x9d}
 // simulated fabric needs no proofs.
 var publicKey, secret = keyring.NewSigner([keyring.SeedBytes]byte{1}).Public(), [32]byte{2}
 
-var nodeLimits = nodestate.Limits{CapacityBytes: 1 << 40, Persistent: true}
+// nodeLimits are those of every node. several: it has several adapters.
+func nodeLimits(several bool) nodestate.Limits {
+	l := nodestate.Limits{CapacityBytes: 1 << 40, Persistent: true}
+	if several {
+		l.Adapters = adapters
+	}
+	return l
+}
 
 func nodeName(i int) string { return fmt.Sprintf("n%d", i+1) }
 
 // nodeRecord is the record with which node i registers.
-func nodeRecord(i int, incarnation uint64, number uint32) *quarrypb.Node {
+func nodeRecord(i int, incarnation uint64, number uint32, several bool) *quarrypb.Node {
 	name := nodeName(i)
-	return &quarrypb.Node{
+	n := &quarrypb.Node{
 		Name: name, Id: number, Incarnation: incarnation, FailureDomain: fmt.Sprintf("/dc/r%d/h", i+1), AgentUrl: "http://" + name + ":1",
-		CapacityBytes: nodeLimits.CapacityBytes, Persistent: true, Domain: 1, Key: publicKey[:], Fabric: wire.FabricVersion,
+		CapacityBytes: nodeLimits(several).CapacityBytes, Persistent: true, Domain: 1, Key: publicKey[:], Fabric: wire.FabricVersion,
 		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: name + ":2"}},
 	}
+	for a := range nodeLimits(several).Adapters {
+		n.Endpoints = append(n.Endpoints, &quarrypb.Endpoint{Provider: quarrypb.Provider_PROVIDER_VERBS_ADAPTER, Address: fmt.Sprintf("%s:%d", name, 3+a), Adapter: uint32(a)})
+	}
+	return n
 }
 
 func registered(r *quarrypb.RegisterNodeResponse) nodestate.Registered {
@@ -180,7 +192,7 @@ func commandOf(msg proto.Message) (ev nodestate.Event, ok bool) {
 			Persistent: r.Durability == quarrypb.Durability_DURABILITY_PMEM, Zero: r.Zero, MustExist: r.MustExist, Epoch: r.Epoch,
 		}, true
 	case *quarrypb.OpenRegionRequest:
-		return nodestate.Open{Term: r.ControllerTerm, Region: r.Region, Epoch: r.Epoch}, true
+		return nodestate.Open{Term: r.ControllerTerm, Region: r.Region, Epoch: r.Epoch, Adapter: r.Adapter}, true
 	case *quarrypb.CloseRegionRequest:
 		return nodestate.Close{Term: r.ControllerTerm, Region: r.Region, Epoch: r.Epoch}, true
 	case *quarrypb.DropRegionRequest:

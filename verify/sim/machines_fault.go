@@ -35,12 +35,13 @@ const (
 	createRegion     = machineFaultKind(iota - 1) // and one of its nodes goes away
 	departNode       = machineFaultKind(iota - 1) // a node, or all of the clients' region, go away
 	giveUp           = machineFaultKind(iota - 1) // the loss of a node is accepted
+	loseAdapter      = machineFaultKind(iota - 1) // with Options.Adapters; see adapters.go
 	allMachineFaults = iota - 1
 )
 
 func (k machineFaultKind) String() string {
 	return [...]string{"kill-controller", "pause-controller", "cut-etcd", "lose-quorum", "deaf-node", "mute-node",
-		"deaf-client", "mute-client", "pause-agent", "cut-adapter", "one-way", "revoke", "drain", "move", "remove", "withhold", "mistake", "create", "depart", "give-up"}[k]
+		"deaf-client", "mute-client", "pause-agent", "cut-adapter", "one-way", "revoke", "drain", "move", "remove", "withhold", "mistake", "create", "depart", "give-up", "lose-adapter"}[k]
 }
 
 type machineFault struct {
@@ -63,6 +64,9 @@ func (m *machines) planFaults() {
 	}
 	if w.opt.Operator {
 		m.planOrders()
+	}
+	if w.opt.Adapters {
+		m.planAdapters()
 	}
 	if w.ch.choose(3) == 2 {
 		m.planStorm()
@@ -175,6 +179,10 @@ func (m *machines) strike(f *machineFault, on bool) {
 	switch f.kind {
 	case createRegion, departNode, giveUp:
 		m.strikeOrder(f, on)
+	case loseAdapter:
+		if on {
+			m.strikeAdapter(f)
+		}
 	case killController:
 		m.each(f.ctl, func(c *controller) {
 			if !on {

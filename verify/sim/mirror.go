@@ -13,6 +13,7 @@ type table struct {
 	node                [maxNodes]int    // of replica i, i < n
 	incarnation         [maxNodes]uint64 // of that node
 	rebuilding          [maxNodes]bool   // replica i is not in sync yet
+	adapter             [maxNodes]int    // of the node, that serves replica i
 }
 
 // maxSessions bounds the session ids of a schedule.

@@ -121,6 +121,7 @@ type Options struct {
 	Compare  bool // programs of agents compare replicas by hashes before they move bytes
 	Bad      bool // images are damaged at all replicas, clients mark and unmark what is lost; see bad.go
 	Operator bool // an operator creates regions and gives nodes up; see orders.go
+	Adapters bool // nodes have two adapters, and lose some; see adapters.go
 	// Choices, if set, are replayed instead of drawn: one schedule.
 	Choices []uint16
 	// Porcupine checks the histories of every n-th schedule a second time; 0: never.

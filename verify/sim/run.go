@@ -76,6 +76,9 @@ func (o *Options) flags() string {
 	if o.Operator {
 		s += " --operator"
 	}
+	if o.Adapters {
+		s += " --adapters"
+	}
 	if o.Script != nil {
 		s += " --script " + o.Script.String()
 	}
