@@ -66,7 +66,7 @@ type Config struct {
 	Rails []string
 	// RailPolicy says what happens where a node is on none of Rails: RailsWarn or RailsStrict; "" means RailsWarn.
 	RailPolicy string
-	// RDMADevice selects the adapter: DEVICE[/PORT][@ADDRESS][,OPTION=VALUE...], such as
+	// RDMADevice selects the adapter, or several, comma separated: DEVICE[/PORT][@ADDRESS][,OPTION=VALUE...], such as
 	// mlx5_0/1 or mlx5_0,traffic-class=106. "" selects the best adapter. See verbs.ParseConfig.
 	RDMADevice string
 	// Token is the cluster's token; "" if the cluster requires none.

@@ -21,7 +21,7 @@ var preferred = []quarrypb.Provider{quarrypb.Provider_PROVIDER_SHM, quarrypb.Pro
 
 func providerName(p quarrypb.Provider) string {
 	switch p {
-	case quarrypb.Provider_PROVIDER_VERBS:
+	case quarrypb.Provider_PROVIDER_VERBS, quarrypb.Provider_PROVIDER_VERBS_ADAPTER:
 		return TransportVerbs
 	case quarrypb.Provider_PROVIDER_SHM:
 		return TransportSHM
@@ -53,7 +53,7 @@ func (c *Client) logProvider(n *quarrypb.Node, name, address string, failed []er
 		return
 	}
 	for _, e := range n.Endpoints {
-		if e.Provider == quarrypb.Provider_PROVIDER_VERBS {
+		if providerName(e.Provider) == TransportVerbs {
 			c.cfg.Logger.Warn("fabric: the node has RDMA, which is not used", "node", n.Name, "provider", name, "reason", errors.Join(append(failed, c.dialers.noRDMA)...))
 			return
 		}
@@ -87,8 +87,9 @@ func (c *Client) rememberProvider(node uint32, p nodeProvider) (first bool) {
 // dial connects a lane to a node. The first provider that works for an incarnation of a node
 // is used from then on: TransportAuto tries another only while none has worked.
 //
-// way is the address that was taken of a node that has several, else nil.
-func (c *Client) dial(ctx context.Context, n *quarrypb.Node, as *rdma.Credentials, lane uint32) (conn rdma.Conn, way *rail.Path, err error) {
+// way is the address that was taken of a node that has several, else nil. adapter is the one of a node with several that serves what
+// the lane wants; by other providers every adapter is reached.
+func (c *Client) dial(ctx context.Context, n *quarrypb.Node, adapter uint32, as *rdma.Credentials, lane uint32) (conn rdma.Conn, way *rail.Path, err error) {
 	chosen := ""
 	if v, ok := c.providers.Load(n.Id); ok && v.(nodeProvider).incarnation == n.Incarnation {
 		chosen = v.(nodeProvider).provider
@@ -97,17 +98,22 @@ func (c *Client) dial(ctx context.Context, n *quarrypb.Node, as *rdma.Credential
 	for _, p := range preferred {
 		for _, e := range n.Endpoints {
 			name := providerName(e.Provider)
-			if e.Provider != p || !c.allowed(e) || chosen != "" && chosen != name {
+			if name != providerName(p) || !c.allowed(e) || chosen != "" && chosen != name || e.Adapter != adapter && e.Provider == quarrypb.Provider_PROVIDER_VERBS_ADAPTER {
 				continue
 			}
 			address := e.Address
-			if p == quarrypb.Provider_PROVIDER_TCP {
+			switch p {
+			case quarrypb.Provider_PROVIDER_TCP:
 				conn, way, err = c.dialTCP(ctx, n, as, lane)
 				if way != nil {
 					address = way.End.Address
 				}
-			} else if conn, err = c.dialers.byName[name].Dial(ctx, e.Address, as.For(n.Id, n.Name), lane); err != nil {
-				err = fmt.Errorf("%s %s: %w", name, e.Address, err)
+			case quarrypb.Provider_PROVIDER_VERBS:
+				conn, err = c.dialVerbs(ctx, n, e, as, lane)
+			default:
+				if conn, err = c.dialers.byName[name].Dial(ctx, e.Address, as.For(n.Id, n.Name), lane); err != nil {
+					err = fmt.Errorf("%s %s: %w", name, e.Address, err)
+				}
 			}
 			if err == nil {
 				if c.rememberProvider(n.Id, nodeProvider{n.Incarnation, name}) {

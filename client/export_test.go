@@ -102,7 +102,7 @@ func AskNode(ctx context.Context, c *Client, node string, q msg.ObjectRequest) (
 			if err != nil {
 				return err
 			}
-			n, err := l.callOnce(l.ctx, id, incarnation, l.until(), attempt, msg.Object, q.Append(nil), answer)
+			n, err := l.callOnce(l.ctx, nodeAdapter{node: id}, incarnation, l.until(), attempt, msg.Object, q.Append(nil), answer)
 			if err == nil {
 				a, err = msg.ParseObjectAnswer(answer[:n])
 			}

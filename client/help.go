@@ -115,7 +115,8 @@ func (l *lane) ask(q *msg.ObjectRequest) (a msg.ObjectAnswer, sure bool, err err
 	if q.Op != msg.ObjectCall {
 		q.Wait = helpWait
 	}
-	node, incarnation, ok := primaryOf(l.adopted.table, l.adopted.table.Region(reg.ID))
+	row := l.adopted.table.Region(reg.ID)
+	node, incarnation, ok := primaryOf(l.adopted.table, row)
 	if !ok {
 		return a, false, errNotYet
 	}
@@ -135,7 +136,7 @@ func (l *lane) ask(q *msg.ObjectRequest) (a msg.ObjectAnswer, sure bool, err err
 		ctx, end = l.untilOver(q)
 		until = l.until()
 	}
-	n, err := l.callOnce(ctx, node, incarnation, until, 1, msg.Object, l.help.request, l.help.answer)
+	n, err := l.callOnce(ctx, nodeAdapter{node, adapterAt(row, node)}, incarnation, until, 1, msg.Object, l.help.request, l.help.answer)
 	end()
 	l.unpark()
 	slot.calls.Add(-1)

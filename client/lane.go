@@ -75,13 +75,13 @@ type lane struct {
 	// parkedUntilRound: the call is parked until its next round. Implies hasParked.
 	parkedUntilRound bool
 
-	adopted *tableView             // regions and conns agree with this view; nil before the first
-	regions map[uint32]*openRegion // open regions by number
-	last    *openRegion            // the region used last if it is ready under adopted, else nil
-	conns   map[uint32]*nodeConn   // open connections by node
-	mail    map[uint32]*msg.Client // mailboxes by node; each is of a connection that may be closed since
-	help    help                   // for changes that nodes execute
-	remote  bool                   // a connection was opened whose verbs do not run in this process
+	adopted *tableView                  // regions and conns agree with this view; nil before the first
+	regions map[uint32]*openRegion      // open regions by number
+	last    *openRegion                 // the region used last if it is ready under adopted, else nil
+	conns   map[nodeAdapter]*nodeConn   // open connections
+	mail    map[nodeAdapter]*msg.Client // mailboxes by node; each is of a connection that may be closed since
+	help    help                        // for changes that nodes execute
+	remote  bool                        // a connection was opened whose verbs do not run in this process
 
 	sequence  uint64       // of reservations; only rises. A session ends before it wraps around.
 	rng       *rand.Rand   // of pauses, and of the allocator
@@ -97,7 +97,7 @@ func newLane(s *session, number uint32) *lane {
 	if w := s.client.cfg.Wire; w != nil {
 		random = w.Random
 	}
-	return &lane{session: s, number: number, regions: map[uint32]*openRegion{}, conns: map[uint32]*nodeConn{}, sampler: random(),
+	return &lane{session: s, number: number, regions: map[uint32]*openRegion{}, conns: map[nodeAdapter]*nodeConn{}, sampler: random(),
 		rng: rand.New(rand.NewPCG(random(), random()))}
 }
 

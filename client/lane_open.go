@@ -42,6 +42,7 @@ type regionAccess struct {
 type nodeConn struct {
 	rdma.Conn
 	node        uint32      // number in the table
+	adapter     uint32      // of the node over verbs, else everyAdapter
 	incarnation uint64      // of the node, when the connection was made
 	way         *rail.Path  // of a node with several addresses; else nil
 	cut         atomic.Bool // install has closed it because the table has removed the node
@@ -128,8 +129,8 @@ func (l *lane) await(id uint32) (*slab.Region, error) {
 func (l *lane) adopt(v *tableView) {
 	l.awaitLate()
 	l.adopted, l.last = v, nil
-	for id, c := range l.conns {
-		if !inService(v.table, id, c.incarnation) || c.cut.Load() {
+	for _, c := range l.conns {
+		if !serves(v.table, c) || c.cut.Load() {
 			l.drop(c)
 		}
 	}
@@ -151,7 +152,7 @@ func (l *lane) adopt(v *tableView) {
 // sameReplicas reports whether two rows of a region have the same replicas in the same order.
 func sameReplicas(a, b *quarrypb.Region) bool {
 	return slices.EqualFunc(a.Replicas, b.Replicas, func(x, y *quarrypb.Replica) bool {
-		return x.Node == y.Node && x.Incarnation == y.Incarnation && x.State == y.State
+		return x.Node == y.Node && x.Incarnation == y.Incarnation && x.State == y.State && x.Adapter == y.Adapter
 	})
 }
 
@@ -278,7 +279,7 @@ func (l *lane) row(id uint32) (*quarrypb.Region, error) {
 
 // window opens one node's replica of a region.
 func (l *lane) window(r *quarrypb.Region, rep *quarrypb.Replica, attempt int) (rdma.Target, error) {
-	c, err := l.connect(rep.Node, rep.Incarnation, attempt)
+	c, err := l.connect(nodeAdapter{rep.Node, rep.Adapter}, rep.Incarnation, attempt)
 	if err != nil {
 		return rdma.Target{}, err
 	}
@@ -305,9 +306,10 @@ func (l *lane) window(r *quarrypb.Region, rep *quarrypb.Replica, attempt int) (r
 	return rdma.Target{Conn: c.Conn, Window: w}, nil
 }
 
-// connect returns the lane's connection to an incarnation of a node, a new one if needed.
-func (l *lane) connect(node uint32, incarnation uint64, attempt int) (*nodeConn, error) {
-	if c := l.conns[node]; c != nil {
+// connect returns the lane's connection to an adapter of an incarnation of a node, a new one if needed.
+func (l *lane) connect(at nodeAdapter, incarnation uint64, attempt int) (*nodeConn, error) {
+	node := at.node
+	if c := l.have(at); c != nil {
 		if c.incarnation == incarnation && !c.cut.Load() {
 			return c, nil
 		}
@@ -318,7 +320,7 @@ func (l *lane) connect(node uint32, incarnation uint64, attempt int) (*nodeConn,
 	}
 	ctx, cancel := l.attemptContext(attempt)
 	defer cancel()
-	conn, way, err := l.session.client.dial(ctx, l.adopted.table.Node(node), &l.session.shown.Load().ticket, l.number)
+	conn, way, err := l.session.client.dial(ctx, l.adopted.table.Node(node), at.adapter, &l.session.shown.Load().ticket, l.number)
 	switch {
 	case errors.Is(err, rdma.ErrRevoked):
 		l.session.end(err)
@@ -334,12 +336,15 @@ func (l *lane) connect(node uint32, incarnation uint64, attempt int) (*nodeConn,
 		l.reportTrouble(node, err)
 		return nil, l.notYet(err)
 	}
-	c := &nodeConn{Conn: conn, node: node, incarnation: incarnation, way: way}
+	if conn.Provider() != TransportVerbs {
+		at.adapter = everyAdapter
+	}
+	c := &nodeConn{Conn: conn, node: node, adapter: at.adapter, incarnation: incarnation, way: way}
 	if !l.session.register(c) || !c.rightPeer() {
 		l.session.discard(c)
 		return nil, fmt.Errorf("%w: node %d has another incarnation", errNotYet, node)
 	}
-	l.conns[node] = c
+	l.conns[at] = c
 	l.remote = l.remote || c.Provider() != TransportSHM
 	return c, nil
 }
@@ -348,8 +353,8 @@ func (l *lane) connect(node uint32, incarnation uint64, attempt int) (*nodeConn,
 func (l *lane) drop(c *nodeConn) {
 	l.awaitLate()
 	l.session.discard(c)
-	if l.conns[c.node] == c {
-		delete(l.conns, c.node)
+	if at := (nodeAdapter{c.node, c.adapter}); l.conns[at] == c {
+		delete(l.conns, at)
 	}
 	l.last = nil
 	for _, o := range l.regions {

@@ -49,7 +49,7 @@ func (l *lane) call(node string, procedure uint16, request, answer []byte) (n in
 		if err != nil {
 			return 0, err
 		}
-		n, err := l.callOnce(l.ctx, id, incarnation, clock.In(attemptTimeout(attempt)), attempt, procedure, request, answer)
+		n, err := l.callOnce(l.ctx, nodeAdapter{id, anyAdapter(l.adopted.table.Node(id))}, incarnation, clock.In(attemptTimeout(attempt)), attempt, procedure, request, answer)
 		if !errors.Is(err, errNotYet) {
 			return n, err
 		}
@@ -64,8 +64,8 @@ func (l *lane) call(node string, procedure uint16, request, answer []byte) (n in
 // address until the time until. A node that was restarted has another one: the next attempt finds it in a later table.
 // errNotYet: the procedure has not run, and may in another attempt. Behind ErrUnknown it does not begin any more, unless the connection
 // cannot be reset: then the next connection to the node sees to that.
-func (l *lane) callOnce(ctx context.Context, node uint32, incarnation uint64, until int64, attempt int, procedure uint16, request, answer []byte) (n int, err error) {
-	m, c, err := l.mailbox(node, incarnation, attempt)
+func (l *lane) callOnce(ctx context.Context, at nodeAdapter, incarnation uint64, until int64, attempt int, procedure uint16, request, answer []byte) (n int, err error) {
+	m, c, err := l.mailbox(at, incarnation, attempt)
 	if err != nil {
 		return 0, err
 	}
@@ -122,13 +122,16 @@ func (l *lane) nodeNamed(name string) (id uint32, incarnation uint64, err error)
 	return id, incarnation, nil
 }
 
-// mailbox is the lane's mailbox at a node, opened over the present connection.
-func (l *lane) mailbox(id uint32, incarnation uint64, attempt int) (*msg.Client, *nodeConn, error) {
-	c, err := l.connect(id, incarnation, attempt)
+// mailbox is the lane's mailbox at a node, or at an adapter of it, opened over the present connection. Another connection to the same
+// adapter ends what the node has not begun, and so does the loss of the adapter before the table shows it.
+func (l *lane) mailbox(at nodeAdapter, incarnation uint64, attempt int) (*msg.Client, *nodeConn, error) {
+	c, err := l.connect(at, incarnation, attempt)
 	if err != nil {
 		return nil, nil, err
 	}
-	m := l.mail[id]
+	id := c.node
+	at.adapter = c.adapter
+	m := l.mail[at]
 	if m != nil && m.Conn() == c.Conn {
 		return m, c, nil
 	}
@@ -137,9 +140,9 @@ func (l *lane) mailbox(id uint32, incarnation uint64, attempt int) (*msg.Client,
 	if m == nil {
 		if m, err = msg.Open(ctx, c.Conn, l.session.arena); err == nil {
 			if l.mail == nil {
-				l.mail = map[uint32]*msg.Client{}
+				l.mail = map[nodeAdapter]*msg.Client{}
 			}
-			l.mail[id] = m
+			l.mail[at] = m
 		}
 	} else {
 		err = m.Move(ctx, c.Conn)

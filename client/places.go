@@ -188,7 +188,7 @@ func (s *session) heldMailbox(ctx context.Context, node *quarrypb.Node, lane uin
 		}
 		return nil, nil, err
 	}
-	nc := &nodeConn{Conn: conn, node: node.Id, incarnation: node.Incarnation}
+	nc := &nodeConn{Conn: conn, node: node.Id, adapter: everyAdapter, incarnation: node.Incarnation}
 	ends := []func(){func() { s.discard(nc) }}
 	release := func() {
 		for _, f := range ends {

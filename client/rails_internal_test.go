@@ -88,7 +88,7 @@ func TestCutRailIsNoTroubleOfTheNode(t *testing.T) {
 		l := newLane(s, 0)
 		l.ctx, l.adopted = t.Context(), s.view.Load()
 		nc := &nodeConn{Conn: &resets{err: x.reset}, node: 7, way: x.way}
-		l.conns[7] = nc
+		l.conns[nodeAdapter{node: 7}] = nc
 		to := rdma.Target{Conn: nc.Conn, Window: rdma.Window{Region: 1, Epoch: 1}}
 		var r rdma.Round
 		ch := r.Chain(&to)

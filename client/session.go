@@ -240,7 +240,7 @@ func (s *session) merge(in *quarrypb.Table) (cut []*nodeConn, err error) {
 	dropped := droppedNodes(t, nt)
 	for c := range s.conns {
 		// cut is set before the view is stored: a lane that adopts the view finds it set.
-		if (!inService(nt, c.node, c.incarnation) || dropped[c.node]) && !c.cut.Swap(true) {
+		if (!serves(nt, c) || dropped[c.node]) && !c.cut.Swap(true) {
 			cut = append(cut, c)
 		}
 	}
@@ -331,7 +331,7 @@ func (s *session) register(c *nodeConn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.conns[c] = struct{}{}
-	return inService(s.view.Load().table, c.node, c.incarnation)
+	return serves(s.view.Load().table, c)
 }
 
 // discard closes a connection for good.

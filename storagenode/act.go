@@ -84,7 +84,7 @@ func (n *Node) act(ctx context.Context, a state.Action) error {
 	case state.Serve:
 		m.Own(a.Tenant)
 		n.executors.stop(a.Region, a.Epoch-1)
-		return access.OpenRegion(ctx, a.Region, a.Epoch, m)
+		return access.OpenRegion(ctx, a.Region, a.Epoch, a.Adapter, m)
 	case state.Cut:
 		n.executors.stop(a.Region, a.Epoch)
 		return access.CloseRegion(ctx, a.Region, a.Epoch)
@@ -95,6 +95,8 @@ func (n *Node) act(ctx context.Context, a state.Action) error {
 			return nil
 		}
 		return access.Fence(ctx, a.Serials...)
+	case state.Retire:
+		return access.adapters[a.Adapter].retire(ctx)
 	case state.Stop:
 		n.stopWorks(a.Region)
 		return nil

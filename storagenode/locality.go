@@ -19,6 +19,13 @@ func (n *Node) switchDDIO(root string) error {
 		}
 		return nil
 	}
+	if len(n.adapters) > 1 {
+		// Each has a root port of its own. What is unknown counts as on.
+		if want != host.DDIOUnknown {
+			return fmt.Errorf("--ddio %s: this node has several adapters, whose root ports it does not switch: leave it out", n.cfg.DDIO)
+		}
+		return nil
+	}
 	port, err := ddio.Find(root, n.adapter)
 	if err == nil && want != host.DDIOUnknown {
 		err = port.Set(want)

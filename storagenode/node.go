@@ -51,31 +51,28 @@ type Node struct {
 	home        *cxl.Home         // of the other hosts that map the node's device; nil: none do
 	persistence pmem.Persistence  // of all regions
 	missing     []uint32          // regions that the keeper had and has not any more
-	device      verbs.Config      // settings of the adapter
-	adapter     string            // such as mlx5_0; empty: none
+	adapters    []*adapter        // by number; none: the node serves no RDMA
+	adapter     string            // the first one, such as mlx5_0; empty: none
 	ddio        host.DDIO         // of the adapter's root port
 	port        *ddio.Port        // whose switch the node relies on; nil: none
 	notNative   error             // why the adapter does not make regions durable by a FLUSH of its own
 
-	ports       []port            // of the fabric over tcp; the first is the one that clients without rails take
-	tcpAddress  string            // of the first, as the table shows it
-	rails       []rail.Own        // that the node's programs are on, by the ports' names
-	downs       rail.Downs        // addresses of other nodes that did not answer lately
-	crossed     sync.Map          // incarnation and rail of other nodes: crossings that were warned of
-	shmListener *net.UnixListener // of the fabric over shm; nil: none
-	// Of a node with an adapter.
-	verbsListener net.Listener
-	verbsAddress  string             // as the table shows it
-	agent         *httpserver.Server // of the controllers' calls
-	unserve       func()             // with Config.Wire
-	agentURL      string             // as the table shows it
-	controllers   *controllers       // whichever leads is called
-	pulse         vital              // its part in the cluster's pulse
-	ctx           context.Context    // ends when Close begins
-	cancel        context.CancelFunc // of ctx
-	wg            sync.WaitGroup     // of its goroutines
-	failed        chan error         // read by Err
-	renew         chan struct{}      // of capacity 1: register again
+	ports       []port             // of the fabric over tcp; the first is the one that clients without rails take
+	tcpAddress  string             // of the first, as the table shows it
+	rails       []rail.Own         // that the node's programs are on, by the ports' names
+	downs       rail.Downs         // addresses of other nodes that did not answer lately
+	crossed     sync.Map           // incarnation and rail of other nodes: crossings that were warned of
+	shmListener *net.UnixListener  // of the fabric over shm; nil: none
+	agent       *httpserver.Server // of the controllers' calls
+	unserve     func()             // with Config.Wire
+	agentURL    string             // as the table shows it
+	controllers *controllers       // whichever leads is called
+	pulse       vital              // its part in the cluster's pulse
+	ctx         context.Context    // ends when Close begins
+	cancel      context.CancelFunc // of ctx
+	wg          sync.WaitGroup     // of its goroutines
+	failed      chan error         // read by Err
+	renew       chan struct{}      // of capacity 1: register again
 	// lost, used and usedNext belong to the goroutine of heartbeats. lost: no controller answers. used is
 	// how many bytes the blocks in use have; they are counted again at usedNext.
 	lost        bool
@@ -118,7 +115,7 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, own: rdma.NewCredentials(), memories: map[uint32]*host.Memory{}, works: map[workKey]*work{}, failed: make(chan error, 4+rail.MaxEnds), renew: make(chan struct{}, 1), saving: make(chan struct{}, 1), left: left{some: make(chan struct{}, 1)}, ending: ending{answered: make(chan struct{}, 1)}, pulse: vital{hurry: make(chan struct{}, 1)}}
+	n := &Node{cfg: cfg, own: rdma.NewCredentials(), memories: map[uint32]*host.Memory{}, works: map[workKey]*work{}, failed: make(chan error, 4+rail.MaxEnds+2*verbs.MaxDevices), renew: make(chan struct{}, 1), saving: make(chan struct{}, 1), left: left{some: make(chan struct{}, 1)}, ending: ending{answered: make(chan struct{}, 1)}, pulse: vital{hurry: make(chan struct{}, 1)}}
 	n.others.count = func() uint64 { return n.access.Chains("tcp", programLane) }
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	defer func() {
@@ -193,7 +190,7 @@ func (n *Node) openKeeper() (keeper, error) {
 
 // recall reads the state and the regions of the node's keeper.
 func (n *Node) recall(ctx context.Context) error {
-	limits := state.Limits{CapacityBytes: n.cfg.CapacityBytes, Volatile: errNoFolder}
+	limits := state.Limits{CapacityBytes: n.cfg.CapacityBytes, Volatile: errNoFolder, Adapters: len(n.adapters)}
 	n.persistence = pmem.Persistence{Kind: pmem.KindVolatile, Flush: pmem.NoWay.String()}
 	var kept state.Kept
 	var regions []state.Region
@@ -381,9 +378,12 @@ func (n *Node) self() *quarrypb.Node {
 	if n.adapter != "" {
 		p.Persistence.Ddio = n.ddio.String()
 	}
-	if n.verbsListener != nil {
-		p.Endpoints = append(p.Endpoints, &quarrypb.Endpoint{Provider: quarrypb.Provider_PROVIDER_VERBS, Address: n.verbsAddress})
+	for _, a := range n.adapters {
+		if a.listener != nil {
+			p.Endpoints = append(p.Endpoints, a.endpoint(len(n.adapters) > 1))
+		}
 	}
+	p.LostAdapters = n.state.LostAdapters()
 	if n.shmListener != nil {
 		p.Endpoints = append(p.Endpoints, &quarrypb.Endpoint{Provider: quarrypb.Provider_PROVIDER_SHM, Address: n.cfg.Socket, HostId: n.hostID})
 	}
@@ -442,8 +442,10 @@ func (n *Node) close() error {
 	if n.home != nil {
 		errs = append(errs, n.home.Close(ctx))
 	}
-	if n.verbsListener != nil {
-		n.verbsListener.Close()
+	for _, a := range n.adapters {
+		if a.listener != nil {
+			a.listener.Close()
+		}
 	}
 	if n.tcp != nil {
 		n.tcp.Close()

@@ -46,9 +46,10 @@ type Stats struct {
 	Regions       []host.RegionStatus  `json:"regions"`
 	Sessions      []host.SessionStatus `json:"sessions"`
 	Counters      host.Counters        `json:"counters"`
-	Adapter       *Adapter             `json:"adapter,omitempty"` // of a node that serves verbs
-	Lanes         map[string]int       `json:"lanes"`             // by provider
-	WatchedWords  int                  `json:"watched_words"`     // by clients
+	Adapter       *Adapter             `json:"adapter,omitempty"`  // the first of Adapters
+	Adapters      []Adapter            `json:"adapters,omitempty"` // of a node that serves verbs, by number
+	Lanes         map[string]int       `json:"lanes"`              // by provider
+	WatchedWords  int                  `json:"watched_words"`      // by clients
 	// Registrations so far, and whether no controller answers at present.
 	Registrations uint64          `json:"registrations"`
 	Cut           bool            `json:"no_controller"`
@@ -102,7 +103,7 @@ func (s *settled) snapshot() Settled {
 
 // Stats is a snapshot.
 func (n *Node) Stats() Stats {
-	s := Stats{Name: n.cfg.Name, Incarnation: n.incarnation, TCP: n.tcpAddress, Rails: n.addresses(), Verbs: n.verbsAddress, Agent: n.agentURL, ResidentBytes: n.resident(),
+	s := Stats{Name: n.cfg.Name, Incarnation: n.incarnation, TCP: n.tcpAddress, Rails: n.addresses(), Verbs: n.verbsAddress(), Agent: n.agentURL, ResidentBytes: n.resident(),
 		CapacityBytes: n.cfg.CapacityBytes, Registrations: n.counts.registrations.Load(), Cut: n.counts.cut.Load(), Calls: n.calls.Snapshot(), Settled: n.settled.snapshot(), Executed: n.executors.snapshot(), Unsaved: n.unsavedFor(), MaxSessions: cmp.Or(n.cfg.MaxSessions, host.DefaultSessions), MaxLanes: cmp.Or(n.cfg.MaxConnections, host.DefaultLanes), FileSystem: n.medium.fileSystem(), ReadAheadBytes: n.counts.readAhead.Load(), Persistence: n.persistence}
 	if n.shmListener != nil {
 		s.Socket = n.cfg.Socket
@@ -112,7 +113,10 @@ func (n *Node) Stats() Stats {
 	s.ID, s.HostedBytes = n.state.Node, n.state.HostedSize
 	if n.access != nil {
 		s.Regions, s.Sessions, s.Counters = n.access.Regions(), n.access.Sessions(), n.access.Counters()
-		s.Lanes, s.Adapter, s.WatchedWords = n.access.lanes(), n.access.adapter(), n.access.Watched()
+		s.Lanes, s.Adapters, s.WatchedWords = n.access.lanes(), n.access.status(), n.access.Watched()
+		if len(s.Adapters) > 0 {
+			s.Adapter = &s.Adapters[0]
+		}
 	}
 	return s
 }

@@ -1,12 +1,10 @@
 package storagenode
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -35,18 +33,29 @@ const (
 type RDMA struct {
 	Fabric string
 	// Listen is the address that verbs clients exchange queue pairs at; default any
-	// port of the host part of Config.Listen.
+	// port of the host part of Config.Listen. Of several devices each has the next port; default any port of the device's own address.
 	Listen string
-	// Device is as verbs.ParseConfig takes it, "" the best there is.
+	// Device is as verbs.ParseConfigs takes it, "" the best there is. Of several devices those are used that work when the node
+	// starts.
 	Device string
 }
 
 // access opens and closes regions, and ends sessions, on all providers of the node together.
 type access struct {
-	*host.Access               // tcp and shm; on a node with an adapter, tcp through it
-	verbs        *verbs.Server // nil without an adapter
-	loop         *verbs.Loop   // nil unless the adapter executes the atomics
-	home         *cxl.Home     // of other hosts that map the node's device; nil: none do
+	*host.Access             // tcp and shm; on a node with an adapter, tcp through it
+	adapters     []*adapter  // by number; none: the node serves no RDMA
+	ways         *crossroads // of tcp lanes through several adapters; else nil
+	home         *cxl.Home   // of other hosts that map the node's device; nil: none do
+}
+
+// live are the adapters that are not lost.
+func (a *access) live() (all []*adapter) {
+	for _, ad := range a.adapters {
+		if !ad.retired.Load() {
+			all = append(all, ad)
+		}
+	}
+	return all
 }
 
 // chooseDomain chooses the atomicity domain of the node, before it hosts a region: its adapter if it
@@ -60,18 +69,39 @@ func (n *Node) chooseDomain() error {
 	default:
 		return fmt.Errorf("storage node %s: fabric %q: want auto, verbs or tcp", n.cfg.Name, n.cfg.RDMA.Fabric)
 	}
-	c, err := verbs.ParseConfig(n.cfg.RDMA.Device)
+	devices, err := verbs.ParseConfigs(n.cfg.RDMA.Device)
 	if err != nil {
 		return fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
 	}
-	caps, err := n.probe(c)
-	switch {
-	case err == nil:
-		n.device, n.adapter = c, caps.Device
-		if !caps.Acts(c.Atomics) {
-			n.domain = proto.DomainAdapter
+	var refused []error
+	for _, c := range devices {
+		caps, err := n.probe(c)
+		if err != nil {
+			refused = append(refused, err)
+			continue
 		}
+		domain := proto.DomainAdapter
+		if caps.Acts(c.Atomics) {
+			domain = proto.DomainCPU
+		}
+		if slices.ContainsFunc(n.adapters, func(a *adapter) bool { return a.caps.Device == caps.Device }) {
+			return fmt.Errorf("storage node %s: RDMA devices %q: %s is named twice: one device has one domain of atomics, whatever its ports", n.cfg.Name, n.cfg.RDMA.Device, caps.Device)
+		}
+		if len(n.adapters) > 0 && domain != n.domain {
+			return fmt.Errorf("storage node %s: the atomics of its regions would be executed by %s and by its processors, as for %s: use adapters of one kind, or --rdma-atomics agent",
+				n.cfg.Name, caps.Device, n.adapters[0].caps.Device)
+		}
+		n.domain = domain
+		n.adapters = append(n.adapters, &adapter{number: uint32(len(n.adapters)), device: c, caps: caps})
 		n.cfg.Logger.Info("storage node: serving RDMA", "node", n.cfg.Name, "device", caps.Device, "port", caps.Port, "address", caps.GID, "mtu", caps.MTU, "atomics", caps.Atomics, "domain", n.domain.String())
+	}
+	err = errors.Join(refused...)
+	switch {
+	case len(n.adapters) > 0 && err != nil:
+		n.cfg.Logger.Warn("storage node: serving RDMA without some of its adapters", "node", n.cfg.Name, "reason", err)
+		fallthrough
+	case len(n.adapters) > 0:
+		n.adapter = n.adapters[0].caps.Device
 		n.warnMemlock()
 		return nil
 	case n.cfg.RDMA.Fabric == FabricVerbs:
@@ -116,7 +146,7 @@ func (n *Node) probe(c verbs.Config) (verbs.Caps, error) {
 	defer m.Unpin()
 	caps, err := verbs.Probe(c, m.Bytes())
 	if err == nil && m.Persistent() {
-		n.notNative = verbs.NotNative(c, m.Bytes())
+		n.notNative = errors.Join(n.notNative, verbs.NotNative(c, m.Bytes()))
 	}
 	return caps, err
 }
@@ -130,7 +160,10 @@ func (n *Node) chooseFlush() error {
 	if err != nil {
 		return fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
 	}
-	n.persistence.Method, n.device.Flush = m.String(), m
+	n.persistence.Method = m.String()
+	for _, a := range n.adapters {
+		a.device.Flush = m
+	}
 	switch {
 	case !facts.Adapter || m == rdma.NoFlush:
 	case m == rdma.ReadAfterWrite && !facts.Caches && facts.DDIO != host.DDIOOff:
@@ -155,25 +188,23 @@ func (n *Node) warnMemlock() {
 		"node", n.cfg.Name, "limit", l.Cur, "capacity", n.cfg.CapacityBytes)
 }
 
-// listenVerbs opens the port at which queue pairs are exchanged.
-func (n *Node) listenVerbs(ctx context.Context) (err error) {
-	if n.adapter == "" {
-		return nil
-	}
-	at := n.cfg.RDMA.Listen
-	if at == "" {
-		name, err := n.cfg.fabricHost()
-		if err != nil {
-			return fmt.Errorf("storage node %s: fabric: %w", n.cfg.Name, err)
+// listenVerbs opens the ports at which queue pairs are exchanged.
+func (n *Node) listenVerbs(ctx context.Context) error {
+	for _, a := range n.adapters {
+		if err := a.listen(ctx, &n.cfg, len(n.adapters) > 1); err != nil {
+			return err
 		}
-		at = net.JoinHostPort(name, "0")
 	}
-	var lc net.ListenConfig
-	if n.verbsListener, err = lc.Listen(ctx, "tcp", at); err != nil {
-		return fmt.Errorf("storage node %s: verbs: %w", n.cfg.Name, err)
+	return nil
+}
+
+// verbsAddress is where queue pairs are exchanged; "": nowhere.
+func (n *Node) verbsAddress() string {
+	var all []string
+	for _, a := range n.adapters {
+		all = append(all, a.address)
 	}
-	n.verbsAddress, err = n.cfg.advertised("verbs", n.verbsListener.Addr())
-	return err
+	return strings.Join(all, ",")
 }
 
 // admit makes the access control of the node as a controller has named it.
@@ -197,50 +228,71 @@ func (n *Node) admit(cluster [16]byte, id uint32) (_ *access, err error) {
 			a.Handle(msg.Worker, n.worker)
 		}
 	}()
-	if n.adapter == "" {
-		return a, nil
+	a.adapters = n.adapters
+	for _, ad := range n.adapters {
+		if err := n.admitBy(ad, cluster, id, limits); err != nil {
+			return nil, errors.Join(err, a.close(n.ctx))
+		}
 	}
-	if a.verbs, err = verbs.NewServer(cluster, &n.keys, id, n.incarnation, limits, n.device, n.cfg.Logger); err != nil {
-		return nil, fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
+	switch {
+	case n.domain != proto.DomainAdapter: // the processors execute the atomics of clients over verbs, too
+	case len(a.adapters) == 1:
+		a.Through(a.adapters[0].loop)
+	default:
+		a.ways = &crossroads{adapters: a.adapters, at: make(map[uint32]uint32)}
+		a.Through(a.ways)
 	}
-	a.verbs.OnLeft(n.sessionLeft)
-	if n.domain != proto.DomainAdapter {
-		return a, nil // the processors execute the atomics of clients over verbs, too
-	}
-	if a.loop, err = a.verbs.NewLoop(); err != nil {
-		return nil, errors.Join(fmt.Errorf("storage node %s: own way through the adapter: %w", n.cfg.Name, err), a.verbs.Close(n.ctx))
-	}
-	a.Through(a.loop)
 	return a, nil
+}
+
+// admitBy makes the access control of an adapter.
+func (n *Node) admitBy(ad *adapter, cluster [16]byte, id uint32, limits host.Limits) (err error) {
+	if ad.server, err = verbs.NewServer(cluster, &n.keys, id, n.incarnation, limits, ad.device, n.cfg.Logger); err != nil {
+		return fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
+	}
+	ad.server.OnLeft(n.sessionLeft)
+	if n.domain != proto.DomainAdapter {
+		return nil
+	}
+	if ad.loop, err = ad.server.NewLoop(); err != nil {
+		return fmt.Errorf("storage node %s: own way through the adapter: %w", n.cfg.Name, err)
+	}
+	return nil
 }
 
 // serveVerbs accepts verbs clients.
 func (n *Node) serveVerbs() {
-	if n.verbsListener == nil {
-		return
+	for _, a := range n.adapters {
+		server, listener := a.server, a.listener
+		n.wg.Go(func() {
+			if err := server.Serve(listener); err != nil && n.ctx.Err() == nil && !a.retired.Load() {
+				n.failed <- fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
+			}
+		})
+		n.wg.Go(func() {
+			select {
+			case err := <-server.Err():
+				n.lose(a, err)
+			case <-n.ctx.Done():
+			}
+		})
 	}
-	server := n.access.verbs
-	n.wg.Go(func() {
-		if err := server.Serve(n.verbsListener); err != nil && n.ctx.Err() == nil {
-			n.failed <- fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
-		}
-	})
-	n.wg.Go(func() {
-		select {
-		case err := <-server.Err():
-			n.failed <- fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
-		case <-n.ctx.Done():
-		}
-	})
 }
 
-// OpenRegion serves memory under an epoch on every provider.
-func (a *access) OpenRegion(ctx context.Context, region uint32, epoch uint64, m *host.Memory) error {
-	if a.verbs != nil {
+// OpenRegion serves memory under an epoch on every provider, and over verbs through one adapter.
+// Preconditions: CloseRegion of the epochs before has succeeded, so that no other adapter serves the region.
+func (a *access) OpenRegion(ctx context.Context, region uint32, epoch uint64, adapter uint32, m *host.Memory) error {
+	if len(a.adapters) > 0 {
+		if int(adapter) >= len(a.adapters) || a.adapters[adapter].retired.Load() {
+			return fmt.Errorf("region %d: adapter %d does not serve", region, adapter)
+		}
 		// First: the others go through it.
-		if err := a.verbs.OpenRegion(ctx, region, epoch, m); err != nil {
+		if err := a.adapters[adapter].server.OpenRegion(ctx, region, epoch, m); err != nil {
 			return err
 		}
+	}
+	if a.ways != nil {
+		a.ways.point(region, adapter)
 	}
 	if err := a.Access.OpenRegion(ctx, region, epoch, m); err != nil {
 		return err
@@ -248,14 +300,14 @@ func (a *access) OpenRegion(ctx context.Context, region uint32, epoch uint64, m 
 	return a.openShared(ctx, region, epoch, m)
 }
 
-// CloseRegion ends access up to an epoch on every provider.
+// CloseRegion ends access up to an epoch on every provider and adapter.
 func (a *access) CloseRegion(ctx context.Context, region uint32, epoch uint64) error {
 	err := a.Access.CloseRegion(ctx, region, epoch)
 	if a.home != nil {
 		err = errors.Join(err, a.home.CloseRegion(ctx, region, epoch))
 	}
-	if a.verbs != nil {
-		err = errors.Join(err, a.verbs.CloseRegion(ctx, region, epoch))
+	for _, ad := range a.live() {
+		err = errors.Join(err, ad.server.CloseRegion(ctx, region, epoch))
 	}
 	return err
 }
@@ -264,8 +316,8 @@ func (a *access) CloseRegion(ctx context.Context, region uint32, epoch uint64) e
 // Preconditions: nothing is served yet.
 func (a *access) Handle(number uint16, p host.Procedure) {
 	a.Access.Handle(number, p)
-	if a.verbs != nil {
-		a.verbs.Handle(number, p)
+	for _, ad := range a.adapters {
+		ad.server.Handle(number, p)
 	}
 }
 
@@ -275,8 +327,8 @@ func (a *access) Fence(ctx context.Context, serials ...uint64) error {
 	if a.home != nil {
 		err = errors.Join(err, a.home.Fence(ctx, serials...))
 	}
-	if a.verbs != nil {
-		err = errors.Join(err, a.verbs.Fence(ctx, serials...))
+	for _, ad := range a.live() {
+		err = errors.Join(err, ad.server.Fence(ctx, serials...))
 	}
 	return err
 }
@@ -287,35 +339,37 @@ func (a *access) EndBelow(ctx context.Context, next uint64, live []uint64) error
 	if a.home != nil {
 		err = errors.Join(err, a.home.EndBelow(ctx, next, live))
 	}
-	if a.verbs != nil {
-		err = errors.Join(err, a.verbs.EndBelow(ctx, next, live))
+	for _, ad := range a.live() {
+		err = errors.Join(err, ad.server.EndBelow(ctx, next, live))
 	}
 	return err
 }
 
-// Close ends all access. Lanes that go through the adapter end first.
+// Close ends all access. Lanes that go through adapters end first.
 func (a *access) Close(ctx context.Context) error {
-	err := a.Access.Close(ctx)
-	if a.verbs != nil {
-		if a.loop != nil {
-			err = errors.Join(err, a.loop.Close())
+	return errors.Join(a.Access.Close(ctx), a.close(ctx))
+}
+
+// close gives the adapters back.
+func (a *access) close(ctx context.Context) (err error) {
+	for _, ad := range a.adapters {
+		if ad.server != nil {
+			err = errors.Join(err, ad.close(ctx))
 		}
-		err = errors.Join(err, a.verbs.Close(ctx))
 	}
 	return err
 }
 
 // Counters are those of every provider. Of clients over verbs they have the chains that the node's processors execute, and what
-// the adapter executes they cannot have.
+// the adapters execute they cannot have.
 func (a *access) Counters() host.Counters {
 	c := a.Access.Counters()
-	if a.verbs == nil {
-		return c
-	}
-	acted := a.verbs.Acted()
-	c.Usage.Add(acted.Usage)
-	for cause, n := range acted.Refused {
-		c.Refused[cause] += n
+	for _, ad := range a.adapters {
+		acted := ad.server.Acted()
+		c.Usage.Add(acted.Usage)
+		for cause, n := range acted.Refused {
+			c.Refused[cause] += n
+		}
 	}
 	return c
 }
@@ -323,17 +377,8 @@ func (a *access) Counters() host.Counters {
 // Sessions lists the sessions that have lanes here, with their providers, by serial.
 func (a *access) Sessions() []host.SessionStatus {
 	all := a.Access.Sessions()
-	if a.verbs == nil {
-		return all
-	}
-	for _, v := range a.verbs.Sessions() {
-		i, known := slices.BinarySearchFunc(all, v.Serial, func(s host.SessionStatus, serial uint64) int { return cmp.Compare(s.Serial, serial) })
-		if known {
-			all[i].Providers["verbs"] += v.Providers["verbs"]
-			all[i].Usage.Add(v.Usage)
-		} else {
-			all = slices.Insert(all, i, v)
-		}
+	for _, ad := range a.adapters {
+		all = sessionsOf(ad, all)
 	}
 	return all
 }
@@ -349,7 +394,7 @@ func (a *access) lanes() map[string]int {
 	return sum
 }
 
-// Adapter describes the adapter of a node that serves verbs.
+// Adapter describes an adapter of a node that serves verbs.
 type Adapter struct {
 	Device          string            `json:"device"`
 	Number          int               `json:"port_number"`
@@ -360,17 +405,15 @@ type Adapter struct {
 	AccessErrors    uint64            `json:"access_errors"`  // queue pairs that ended because of a client's wrong request
 	Expelled        uint64            `json:"expelled"`       // sessions ended for that
 	VerifiedBytes   uint64            `json:"verified_bytes"` // hashed by the node's processors for verbs clients
+	Lost            bool              `json:"lost"`           // it serves no more; the node's other adapters do
 }
 
-// adapter describes the adapter; nil: there is none.
-func (a *access) adapter() *Adapter {
-	if a.verbs == nil {
-		return nil
+// status describes the adapters.
+func (a *access) status() (all []Adapter) {
+	for _, ad := range a.adapters {
+		all = append(all, ad.status())
 	}
-	times, took := a.verbs.Registration()
-	caps := a.verbs.Caps()
-	return &Adapter{Device: caps.Device, Number: caps.Port, Port: verbs.ReadPort("/", caps.Device, caps.Port), Events: a.verbs.Events(),
-		Registrations: times, RegisterSeconds: took.Seconds(), AccessErrors: a.verbs.AccessErrors(), Expelled: a.verbs.Expelled(), VerifiedBytes: a.verbs.VerifiedBytes()}
+	return all
 }
 
 // connected is the number of lanes by provider, for registrations and heartbeats.

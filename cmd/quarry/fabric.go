@@ -5,13 +5,14 @@ import (
 	"strings"
 
 	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/rdma/verbs"
 	"github.com/quarrystore/quarry/storagenode"
 )
 
 // rdmaFlags choose an adapter and say how to use it. Flags that are not given leave what
 // the text of --rdma-device says.
 type rdmaFlags struct {
-	Device       string `placeholder:"DEVICE" help:"RDMA device as NAME[/PORT][@ADDRESS][,OPTION=VALUE...]; default the best there is. Options are named as the flags below."`
+	Device       string `placeholder:"DEVICE" help:"RDMA device as NAME[/PORT][@ADDRESS][,OPTION=VALUE...]; default the best there is. Options are named as the flags below; rail=NAME is the network that the device is at. Several devices, comma separated: a storage node serves each region by one of them, and a client connects by all."`
 	Windows      string `placeholder:"auto|on|off" help:"Memory windows of a storage node: where the adapter is seen to enforce them (auto), on or off."`
 	Atomics      string `placeholder:"auto|required|agent" help:"What executes the atomics of a storage node's regions: its adapter or, if that has none, its processors (auto); its adapter, or RDMA is refused, by clients too (required); its processors (agent)."`
 	TrafficClass string `placeholder:"N" help:"Traffic class on RoCE: 4 times the DSCP, such as 106; default the kernel's."`
@@ -23,18 +24,18 @@ type rdmaFlags struct {
 	Inline       string `placeholder:"BYTES" help:"Largest inline WRITE, in bytes: 0 to 128; default 128."`
 }
 
-// String is the text that verbs.ParseConfig reads.
+// String is the text that verbs.ParseConfigs reads. Flags hold for each device.
 func (f *rdmaFlags) String() string {
-	s := f.Device
+	options := ""
 	for _, o := range []struct{ name, value string }{
 		{"windows", f.Windows}, {"atomics", f.Atomics}, {"traffic-class", f.TrafficClass}, {"service-level", f.ServiceLevel}, {"ack-timeout", f.AckTimeout},
 		{"retries", f.Retries}, {"pkey", f.PKey}, {"spin", f.Spin}, {"inline", f.Inline},
 	} {
 		if o.value != "" {
-			s += "," + o.name + "=" + o.value
+			options += "," + o.name + "=" + o.value
 		}
 	}
-	return s
+	return strings.Join(verbs.Split(f.Device), options+",") + options
 }
 
 // rdma is how a storage node serves RDMA by the flags that clients have too: a node

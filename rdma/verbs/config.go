@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"math/bits"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/rail"
 )
 
 // ErrNotBuilt: this program has no RDMA in it.
@@ -40,6 +42,7 @@ type Config struct {
 	Windows Windows // whether lanes get memory windows of their own
 	Atomics Atomics // what executes the atomics of a node's regions
 	Link    Link    // what connections ask of the network
+	Rail    string  // the network that the device is at, as the operator calls it; "": it has no name
 	// Flush is how a node has clients make persistent memory durable. It is not part of the text that ParseConfig reads; see
 	// host.ChooseFlush.
 	Flush rdma.FlushMethod
@@ -94,9 +97,48 @@ func (l Link) timeout() int {
 	return n
 }
 
+// MaxDevices is how many devices a text names at most.
+const MaxDevices = 8
+
+// Split parts a text that names several devices, DEVICE[,OPTION=VALUE...][,DEVICE[,OPTION=VALUE...]...]: what has no = begins
+// another one. It has always one part, which may be empty.
+func Split(s string) (parts []string) {
+	for item := range strings.SplitSeq(s, ",") {
+		if len(parts) > 0 && strings.Contains(item, "=") {
+			parts[len(parts)-1] += "," + item
+		} else {
+			parts = append(parts, item)
+		}
+	}
+	return parts
+}
+
+// ParseConfigs reads a text as Split takes it. Of several devices each is named, once.
+func ParseConfigs(s string) (all []Config, err error) {
+	parts := Split(s)
+	if len(parts) > MaxDevices {
+		return nil, fmt.Errorf("RDMA devices %q: %d of them, want at most %d", s, len(parts), MaxDevices)
+	}
+	for _, part := range parts {
+		c, err := ParseConfig(part)
+		if err != nil {
+			return nil, err
+		}
+		same := func(o Config) bool { return o.Device == c.Device && o.Port == c.Port && o.GID == c.GID }
+		switch {
+		case len(parts) > 1 && c.Device == "" && !c.GID.IsValid():
+			return nil, fmt.Errorf("RDMA devices %q: name each of several", s)
+		case slices.ContainsFunc(all, same):
+			return nil, fmt.Errorf("RDMA devices %q: %q is named twice", s, part)
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
 // ParseConfig reads the form DEVICE[/PORT][@ADDRESS][,OPTION=VALUE...], such as mlx5_0,
 // mlx5_0/2, mlx5_0/1@10.0.0.7, @fd00::7 or mlx5_0,traffic-class=106,retries=7. Empty is the
-// best device there is. Options are pkey, spin, inline, windows, atomics, traffic-class,
+// best device there is. Options are rail, pkey, spin, inline, windows, atomics, traffic-class,
 // service-level, ack-timeout and retries.
 func ParseConfig(s string) (c Config, err error) {
 	device, options, more := strings.Cut(s, ",")
@@ -142,6 +184,10 @@ func (c *Config) set(name, value string) (err error) {
 		return d
 	}
 	switch name {
+	case "rail":
+		if c.Rail = value; !rail.GoodName(value) {
+			err = fmt.Errorf("rail %q: want a name of 1 to %d letters, digits, . _ -", value, rail.MaxNameBytes)
+		}
 	case "pkey":
 		c.PKey = uint16(number(1, 0xffff))
 	case "spin":
@@ -177,7 +223,7 @@ func (c *Config) set(name, value string) (err error) {
 	case "retries":
 		c.Link.Retries = int(number(1, 7))
 	default:
-		err = fmt.Errorf("unknown option %q: want pkey, spin, inline, windows, atomics, traffic-class, service-level, ack-timeout or retries", name)
+		err = fmt.Errorf("unknown option %q: want rail, pkey, spin, inline, windows, atomics, traffic-class, service-level, ack-timeout or retries", name)
 	}
 	return err
 }

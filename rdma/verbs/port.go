@@ -40,3 +40,17 @@ func ReadPort(root, device string, port int) Port {
 	}
 	return p
 }
+
+// Megabits is the rate of a port, such as 100000 of "100 Gb/sec (4X EDR)"; 0: unknown.
+func Megabits(root, device string, port int) uint32 {
+	b, err := os.ReadFile(filepath.Join(root, "sys/class/infiniband", device, "ports", strconv.Itoa(port), "rate"))
+	if err != nil {
+		return 0
+	}
+	number, unit, _ := strings.Cut(strings.TrimSpace(string(b)), " ")
+	gigabits, err := strconv.ParseFloat(number, 64)
+	if err != nil || !strings.HasPrefix(unit, "Gb/sec") || gigabits < 0 || gigabits > 1e6 {
+		return 0
+	}
+	return uint32(gigabits * 1000)
+}

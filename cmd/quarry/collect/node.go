@@ -48,7 +48,7 @@ var (
 	nodeAdapterTook   = NodeGroup.Counter("quarry_node_adapter_register_seconds_total", "Time that took.", "node", "device").Rarely()
 	nodeAdapterErrors = NodeGroup.Counter("quarry_node_adapter_access_errors_total", "Queue pairs that died of what their client sent, such as a wrong key.", "node", "device").Rarely()
 	nodeAdapterPort   = NodeGroup.Gauge("quarry_node_adapter_port_active", "1 while the port of the RDMA adapter that the node serves at is active. Absent without an adapter.", "node", "device", "port").Rarely()
-	nodeAdapterEvents = NodeGroup.Counter("quarry_node_adapter_events_total", "Asynchronous events of the adapter since the node started, by the name that libibverbs gives them: port error, port active, GID table change. A fatal one ends the node.", "node", "device", "event").Rarely()
+	nodeAdapterEvents = NodeGroup.Counter("quarry_node_adapter_events_total", "Asynchronous events of the adapter since the node started, by the name that libibverbs gives them: port error, port active, GID table change. A fatal one ends the node, or its use of one adapter of several.", "node", "device", "event").Rarely()
 	nodeAdapterCounts = NodeGroup.Counter("quarry_node_adapter_port_total", "Counters of the port and its hardware by the kernel's names (/sys/class/infiniband/DEVICE/ports/PORT/counters and hw_counters), of the whole host: port_xmit_data and port_rcv_data count words of 4 bytes.", "node", "device", "port", "counter").Rarely()
 	nodeRegions       = NodeGroup.Gauge("quarry_node_regions", "Replicas served, or closed while something is done with them.", "node", "state")
 	nodeScrubbed      = NodeGroup.Counter("quarry_node_scrubbed_slabs_total", "Slabs that scrubs after fences have looked at, of regions whose primary is here.", "node")
@@ -101,9 +101,9 @@ func node(ch chan<- prometheus.Metric, n *storagenode.Node) {
 	s := n.Stats()
 	c := s.Counters
 	expelled, verified := c.Expelled, c.Usage.VerifiedBytes
-	if s.Adapter != nil {
-		expelled += s.Adapter.Expelled
-		verified += s.Adapter.VerifiedBytes
+	for _, a := range s.Adapters {
+		expelled += a.Expelled
+		verified += a.VerifiedBytes
 	}
 	for _, v := range []struct {
 		def *metrics.Def
@@ -145,7 +145,7 @@ func node(ch chan<- prometheus.Metric, n *storagenode.Node) {
 	for provider, k := range lanes {
 		ch <- nodeLanes.Value(float64(k), s.Name, provider)
 	}
-	if a := s.Adapter; a != nil {
+	for _, a := range s.Adapters {
 		ch <- nodeAdapterTimes.Value(float64(a.Registrations), s.Name, a.Device)
 		ch <- nodeAdapterTook.Value(a.RegisterSeconds, s.Name, a.Device)
 		ch <- nodeAdapterErrors.Value(float64(a.AccessErrors), s.Name, a.Device)
