@@ -38,8 +38,11 @@ type keeper interface {
 	persistence() (p pmem.Persistence, volatile, err error)
 	// space is what there is for regions.
 	space() FileSystem
-	// close gives up files and locks; mapped regions stay mapped.
-	close()
+	// note keeps why what is flushed here is not on the medium, for the next process: as far as the medium lets it.
+	note(why string)
+	// close gives up files and locks; mapped regions stay mapped. clean says that nothing has failed since scan: the next
+	// process may rely on what the kernel has cached.
+	close(clean bool)
 }
 
 // device keeps regions on device DAX.
@@ -278,8 +281,11 @@ func (d *device) persistence() (p pmem.Persistence, volatile, err error) {
 	return d.area.Persistence(), volatile, nil
 }
 
+// note does nothing: the kernel caches nothing of a device.
+func (d *device) note(string) {}
+
 // close unmaps the directory.
-func (d *device) close() {
+func (d *device) close(bool) {
 	d.area.Unmap()
 	if d.whole != nil {
 		d.whole.Close()

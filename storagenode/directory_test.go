@@ -126,7 +126,7 @@ func TestRegionsAreMadeBesideEachOther(t *testing.T) {
 	dev := fakeDevice(t, filepath.Join(t.TempDir(), "dax0.0"), 2<<20)
 	d, err := openDevice(dev, proto.DomainCPU, true, false)
 	require.NoError(t, err)
-	defer d.close()
+	defer d.close(true)
 	total := d.space().AvailableBytes
 	const small = proto.MinRegionBytes
 	header := func(region uint32) *proto.RegionHeader {
@@ -195,7 +195,7 @@ func TestRegionsOnADevice(t *testing.T) {
 	require.NoError(t, d.remove(2))
 	require.NoError(t, d.remove(2))
 	require.Equal(t, total-2*small, d.space().AvailableBytes)
-	d.close()
+	d.close(true)
 
 	d, err = openDevice(dev, proto.DomainCPU, true, false) // what is formatted is used as it is
 	require.NoError(t, err)
@@ -226,7 +226,7 @@ func TestRegionsOnADevice(t *testing.T) {
 	require.ErrorContains(t, err, "serves the domain")
 	d.domain = proto.DomainCPU
 	first := d.dir.extents[0].off
-	d.close()
+	d.close(true)
 	_, err = openDevice(&pmem.Device{File: dev.File, Path: path, Bytes: deviceBytes, Align: 64 << 20}, proto.DomainCPU, false, false)
 	require.ErrorContains(t, err, "alignment")
 	_, err = openDevice(&pmem.Device{File: dev.File, Path: path, Bytes: 8 << 20, Align: 4096}, proto.DomainCPU, true, false)
@@ -235,7 +235,7 @@ func TestRegionsOnADevice(t *testing.T) {
 	require.NoError(t, err)
 	d, err = openDevice(dev, proto.DomainCPU, false, false)
 	require.NoError(t, err)
-	defer d.close()
+	defer d.close(true)
 	_, _, err = d.scan(t.Context(), kept)
 	require.ErrorContains(t, err, "region 1")
 }

@@ -2,6 +2,7 @@ package storagenode
 
 import (
 	"context"
+	"time"
 
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
@@ -10,6 +11,16 @@ import (
 
 // OnDevice has a node keep its regions on a device that a test has made.
 func (c *Config) OnDevice(d *pmem.Device) { c.device = d }
+
+// ShortPatience has nodes of the test wait less for what other processes hold.
+func ShortPatience(t interface{ Cleanup(func()) }) {
+	was := lockPatience
+	lockPatience = 100 * time.Millisecond
+	t.Cleanup(func() { lockPatience = was })
+}
+
+// Distrust is why a node on a boot drops the caches of a folder's files.
+func Distrust(dir, boot string) (why, err error) { return (&folder{dir: dir, boot: boot}).distrust() }
 
 // Forget has the node end what executes procedures as if no request had come for long.
 func (n *Node) Forget() {

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,6 +26,9 @@ type folder struct {
 	lock *os.File // held while the node runs
 	// domain of the node: it refuses files of regions of another one.
 	domain proto.Domain
+	boot   string // id of the host's boot
+	log    *slog.Logger
+	caches caches
 
 	mu     sync.Mutex // guards roster, and its file
 	roster roster
@@ -38,10 +43,9 @@ const (
 
 // lockPatience: clients of a node that died keep its region files locked until
 // they notice, which takes them as long as the kernel takes to close a socket.
-const (
-	lockPatience = 10 * time.Second
-	lockEvery    = 50 * time.Millisecond
-)
+var lockPatience = 10 * time.Second // tests shorten it
+
+const lockEvery = 50 * time.Millisecond
 
 // openFolder opens a folder, or makes it. It changes nothing in it.
 func openFolder(dir string) (*folder, error) {
@@ -56,11 +60,14 @@ func openFolder(dir string) (*folder, error) {
 		f.Close()
 		return nil, fmt.Errorf("data folder %s is in use by another storage node: give each its own --data", dir)
 	}
-	return &folder{dir: dir, lock: f}, nil
+	return &folder{dir: dir, lock: f, log: slog.New(slog.DiscardHandler)}, nil
 }
 
-// close gives up the lock.
-func (d *folder) close() { d.lock.Close() }
+// close gives up the lock. clean says that all of the file system's answers were good.
+func (d *folder) close(clean bool) {
+	d.leaveCaches(clean)
+	d.lock.Close()
+}
 
 // persistence is that of the folder's file system.
 func (d *folder) persistence() (p pmem.Persistence, volatile, err error) {
@@ -95,13 +102,22 @@ type found struct {
 	memory *host.Memory
 }
 
-// scan checks every region file, then maps all. A file that is no region, or not
+// scan checks every region file, then maps all but those whose cache is refused. A file that is no region, or not
 // this cluster's, stops the node: the error says which, and nothing is changed.
 func (d *folder) scan(ctx context.Context, kept state.Kept) (out []found, missing []uint32, err error) {
 	if d.roster, err = d.readRoster(); err != nil {
 		return nil, nil, err
 	}
+	if err = d.checkCaches(ctx); err != nil {
+		return nil, nil, err
+	}
 	if out, err = d.open(ctx, kept); err != nil {
+		return nil, nil, err
+	}
+	if err = d.enterCaches(); err != nil {
+		for _, f := range out {
+			f.memory.Close()
+		}
 		return nil, nil, err
 	}
 	return out, d.roster.compare(out), nil
@@ -117,10 +133,11 @@ func (d *folder) open(ctx context.Context, kept state.Kept) (out []found, err er
 			out = nil
 		}
 	}()
-	paths, err := filepath.Glob(filepath.Join(d.dir, regionGlob))
+	paths, err := d.regionPaths()
 	if err != nil {
-		return nil, fmt.Errorf("data folder %s: %w", d.dir, err)
+		return nil, err
 	}
+	paths = slices.DeleteFunc(paths, func(p string) bool { return d.caches.refused[p] != nil })
 	if len(paths) > state.MaxRegions {
 		return nil, fmt.Errorf("data folder %s holds %d region files, a node hosts at most %d: move some to another node", d.dir, len(paths), state.MaxRegions)
 	}
@@ -164,6 +181,15 @@ func (d *folder) open(ctx context.Context, kept state.Kept) (out []found, err er
 		}
 	}
 	return out, nil
+}
+
+// regionPaths are the region files of the folder.
+func (d *folder) regionPaths() ([]string, error) {
+	paths, err := filepath.Glob(filepath.Join(d.dir, regionGlob))
+	if err != nil {
+		return nil, fmt.Errorf("data folder %s: %w", d.dir, err)
+	}
+	return paths, nil
 }
 
 // openPatiently maps a region's file, and waits while a client of a node that died still has it
@@ -221,6 +247,9 @@ func readHeader(path string, domain proto.Domain) (h proto.RegionHeader, err err
 // create makes a region's file. It has its name only once it is whole.
 func (d *folder) create(h *proto.RegionHeader) (*host.Memory, error) {
 	p := d.path(h.Region)
+	if err := d.giveUpRefused(p); err != nil {
+		return nil, err
+	}
 	if _, err := os.Lstat(p); !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("region file %s is in the way of a new region: move it elsewhere", p)
 	}

@@ -100,6 +100,17 @@ func (n *Node) unfit() string {
 	return fmt.Sprintf("%s cannot be written for %v: %s", n.cfg.Dir, unsaved.Round(time.Second), why)
 }
 
+// noteFailure leaves word of the first region that is not flushed any more, beside the heartbeat.
+func (n *Node) noteFailure() {
+	if n.noted {
+		return
+	}
+	if err := n.failedFlush(); err != nil {
+		n.noted = true
+		n.wg.Go(func() { n.keeper.note(err.Error()) })
+	}
+}
+
 // failedFlush is why a region here is not flushed any more.
 func (n *Node) failedFlush() error {
 	n.mu.Lock()

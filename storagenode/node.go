@@ -92,6 +92,7 @@ type Node struct {
 	unsaved     atomic.Int64          // since when the newest state is not saved; 0: it is
 	saveErr     atomic.Pointer[error] // why the last save failed; nil: it did not
 	savingAgain atomic.Bool           // saveAgain runs
+	noted       bool                  // noteFailure has begun; of the goroutine of heartbeats
 	closing     sync.Once             // Close has begun
 	closed      error                 // its answer
 
@@ -172,7 +173,7 @@ func (n *Node) openKeeper() (keeper, error) {
 		if err != nil {
 			return nil, err
 		}
-		d.domain = n.domain
+		d.domain, d.boot, d.log = n.domain, n.hostID, n.cfg.Logger
 		return d, nil
 	}
 	d, err := openDevice(n.cfg.device, n.domain, n.cfg.Format, n.cfg.Shared)
@@ -181,7 +182,7 @@ func (n *Node) openKeeper() (keeper, error) {
 	}
 	if n.cfg.Shared {
 		if err := n.shareDevice(); err != nil {
-			d.close()
+			d.close(false)
 			return nil, err
 		}
 	}
@@ -463,11 +464,15 @@ func (n *Node) close() error {
 	if n.port != nil {
 		errs = append(errs, n.port.Restore())
 	}
+	clean := errors.Join(errs...) == nil
 	for _, m := range memories {
-		errs = append(errs, m.Close())
+		failed := m.Failed()
+		err := m.Close()
+		clean = clean && failed == nil && err == nil
+		errs = append(errs, err)
 	}
 	if n.keeper != nil {
-		n.keeper.close()
+		n.keeper.close(clean)
 	}
 	if n.cfg.device != nil {
 		n.cfg.device.File.Close()

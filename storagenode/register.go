@@ -235,6 +235,7 @@ func (n *Node) beat() {
 		case <-time.After(n.beatEvery(max(every/2, 10*time.Millisecond))):
 		}
 		n.saveAgain()
+		n.noteFailure()
 		if !again {
 			again = n.heartbeat()
 		}

@@ -37,6 +37,12 @@ func cold(t *testing.T, dir string) *Memory {
 	return m
 }
 
+func cachedPages(t *testing.T, mem []byte) int {
+	n, err := CachedPages(mem)
+	require.NoError(t, err)
+	return n
+}
+
 // A file that is read ahead comes into the page cache without a fault.
 func TestReadAhead(t *testing.T) {
 	m := cold(t, t.TempDir())

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -81,4 +82,30 @@ func TestHazard265_ErrorThatAnotherMappingWasTold(t *testing.T) {
 	require.Error(t, clients[0].Flusher.Persist(clients[0].Mem, 4096, 8))
 	require.ErrorContains(t, clients[1].Flusher.Failed(), "nothing is flushed after an error of the disk")
 	require.ErrorContains(t, node.Failed(), "nothing is flushed after an error of the disk")
+}
+
+// The kernel could not write a page, and nobody that had the file open was told: a node that starts finds out, and has the disk read again. A file
+// without an error keeps its cache, one whose lock another process keeps is refused.
+func TestHazard282_ErrorThatNobodyWasTold(t *testing.T) {
+	m := failing(t)
+	path := m.Name()
+	cached := func() int {
+		f, err := os.Open(path)
+		require.NoError(t, err)
+		defer f.Close()
+		n, err := cachedOf(f)
+		require.NoError(t, err)
+		return n
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	require.ErrorIs(t, CheckCache(ended, path, true), unix.EWOULDBLOCK)
+	copy(m.Bytes()[4096:], "changed!")
+	require.NoError(t, m.Close())
+	require.NotZero(t, cached())
+	require.NoError(t, CheckCache(t.Context(), path, false))
+	require.NotZero(t, cached(), "nothing has failed yet")
+	unix.Sync() // the error is kept for the next one that opens the file
+	require.NoError(t, CheckCache(t.Context(), path, false))
+	require.Zero(t, cached())
 }

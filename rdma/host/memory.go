@@ -101,10 +101,8 @@ func OpenMemory(path string, bytes uint64, create bool) (*Memory, error) {
 // openMemory locks a region's file, checks it and maps it. create: an empty file is made as long as
 // bytes. After an error the caller closes the file.
 func openMemory(f *os.File, path string, bytes uint64, create bool) (*Memory, error) {
-	// The lock belongs to the open file, which every writing client of the region
-	// shares through the descriptor it is sent, and holds by its mapping.
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, fmt.Errorf("region file %s is mapped by another storage node, or by a client of one that died: end it (%w)", path, err)
+	if err := lockFile(f, path); err != nil {
+		return nil, err
 	}
 	st, err := f.Stat()
 	if err != nil {
@@ -124,6 +122,15 @@ func openMemory(f *os.File, path string, bytes uint64, create bool) (*Memory, er
 		return nil, err
 	}
 	return m, nil
+}
+
+// lockFile locks a region's file. The lock belongs to the open file, which every writing client of the region shares through the descriptor it is
+// sent, and holds by its mapping.
+func lockFile(f *os.File, path string) error {
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return fmt.Errorf("region file %s is mapped by another storage node, or by a client of one that died: end it (%w)", path, err)
+	}
+	return nil
 }
 
 // checkFile refuses what is not a region of this size. A file of zeros is one

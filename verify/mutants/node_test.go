@@ -17,6 +17,11 @@ var nodeMutants = []mutant{
 		runs:  []run{schedules(rebuilds, 6000)},
 	},
 	{
+		name: "page cache of a killed node trusted", what: "maps region files behind a node that was killed without having them read from the disk again",
+		edits: []edit{{"storagenode.(*folder).checkCaches", `host.CheckCache(ctx, p, why != nil)`, `host.CheckCache(ctx, p, false)`}},
+		runs:  []run{tests("storagenode", "^TestHazard282_CacheThatStays$")},
+	},
+	{
 		name: "agent settles without end", what: "asks a replica that does not answer for as long as its epoch lasts, and holds up every grace period",
 		edits: []edit{{"storagenode.(*workLane).Settle", `time.Since(began) >= l.w.settles()`, `time.Since(began) >= 1000*l.w.settles()`}},
 		runs:  []run{tests("storagenode", "^TestSettleEndsTheSession$")},

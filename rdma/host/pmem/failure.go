@@ -50,7 +50,7 @@ func (f *failure) known() error {
 		return nil
 	}
 	if err := f.first.Load(); err != nil {
-		return fmt.Errorf("nothing is flushed after an error of the disk, because the kernel takes what it could not write for written; mend or replace the disk, then restart the host, not this process alone: %w", *err)
+		return fmt.Errorf("nothing is flushed after an error of the disk, because the kernel takes what it could not write for written; mend or replace the disk, then restart the storage node, and the programs on its host that report this: %w", *err)
 	}
 	return nil
 }
@@ -65,13 +65,22 @@ func (f *failure) keep(err error) {
 // noError are answers that tell nothing of the disk: of a closed file, or of a host that does not let this process ask.
 var noError = []error{unix.EBADF, unix.EINVAL, unix.ESPIPE, unix.ENOSYS, unix.EPERM, unix.EACCES, unix.EINTR}
 
-// look asks the kernel whether the write-back of any page of the file has failed since watch was opened. sync_file_range waits for the
-// writes of its range, and that range lies behind the end of the file: look waits for no disk.
+// look asks the kernel whether the write-back of any page of the file has failed since watch was opened. It waits for no disk.
 func (f *failure) look() {
 	if f == nil || f.watch == nil {
 		return
 	}
-	if err := unix.SyncFileRange(int(f.watch.Fd()), 1<<50, 0, unix.SYNC_FILE_RANGE_WAIT_BEFORE); err != nil && !slices.Contains(noError, err) {
-		f.keep(fmt.Errorf("writing pages of the file: %w", err))
+	if err := WriteBackError(f.watch); err != nil {
+		f.keep(err)
 	}
+}
+
+// WriteBackError is what the kernel tells an open file, once, of pages that it could not write; nil: there were none since the file was opened, or
+// since another open file was told before that. sync_file_range waits for the writes of its range, and that range lies behind the end of the
+// file: WriteBackError waits for no disk.
+func WriteBackError(f *os.File) error {
+	if err := unix.SyncFileRange(int(f.Fd()), 1<<50, 0, unix.SYNC_FILE_RANGE_WAIT_BEFORE); err != nil && !slices.Contains(noError, err) {
+		return fmt.Errorf("writing pages of the file: %w", err)
+	}
+	return nil
 }

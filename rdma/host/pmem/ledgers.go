@@ -59,6 +59,9 @@ func (l *Ledgers) Close() error {
 	return errors.Join(errs...)
 }
 
+// UsesLedgers says whether files are flushed through ledgers in this process: their pages are then never written by the kernel's msync.
+func UsesLedgers() bool { return ledgersInUse.Load() != nil || SharedLedgers() != "" }
+
 // take has a mapping flushed through the ledger of its file, if that is one of these.
 func (l *Ledgers) take(f *os.File, off int64, m *Mapping) error {
 	at, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
