@@ -3,6 +3,8 @@ package state
 import (
 	"slices"
 	"time"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
 // A node may answer every probe and still be useless to clients and controllers:
@@ -19,15 +21,20 @@ const unfitFor = 2 * time.Second
 
 // judgeFit takes what a node says of itself with a probe. A node that cannot carry out fences
 // holds up every request that waits for one. So it is treated as lost where other replicas can
-// go on. Never two at a time: a common cause, such as a full disk array, would leave regions
-// without replicas.
+// go on. While another node is sick it is kept; while another is unfit, which may last until that one
+// is restarted, it is kept if it has the last replica of a region (needed): a common cause, such as a full
+// disk array, would leave regions without replicas.
 func (m *Machine) judgeFit(n *node, unfit string) {
 	if n.unfit = unfit; unfit == "" {
 		return
 	}
 	if !n.lost {
 		for _, o := range m.nodes {
-			if o != n && o.rec.State != nodeDown && (o.unfit != "" && o.fails < suspectProbes || m.now < o.sickUntil) {
+			switch {
+			case o == n || o.rec.State == nodeDown:
+			case o.unfit == "" && m.now < o.sickUntil:
+				return
+			case o.unfit != "" && (o.fails < suspectProbes || m.now < o.sickUntil) && m.needed(n):
 				return
 			}
 		}
@@ -37,6 +44,16 @@ func (m *Machine) judgeFit(n *node, unfit string) {
 		m.note("node %s (%d) answers probes, but is unfit: %s", n.rec.Name, n.rec.Id, n.unfit)
 		m.lose(n)
 	}
+}
+
+// needed says whether a node has the only replica in sync that is well of a region that is to have several.
+func (m *Machine) needed(n *node) bool {
+	return slices.ContainsFunc(m.regions, func(g *region) bool {
+		r := g.on(n.rec.Id)
+		return g.rec.WantReplicas > 1 && r != nil && r.State == inSync && !slices.ContainsFunc(g.rec.Replicas, func(o *quarrypb.Replica) bool {
+			return o != r && o.State == inSync && m.health(o) == well
+		})
+	})
 }
 
 // complaint is what one client says of one node.

@@ -107,6 +107,37 @@ func TestUnfitNodeBehindADeadOne(t *testing.T) {
 	}
 }
 
+// A node is unfit until somebody restarts it, for a flush of one of its files has failed. Another one that becomes unfit later is left all
+// the same, unless it has the last replica of a region.
+func TestHazard283_UnfitNodeBehindAnUnfitOne(t *testing.T) {
+	r := cluster(t) // region 1 on a and b
+	r.up(testNode("c", "/dc/r3/c", 1))
+	r.advance(2 * time.Second)
+	r.run()
+	unfit := func(node uint32) {
+		r.unfit[node] = "region 7: nothing is flushed after an error of the disk"
+		r.m.doubt(r.m.node(node))
+		for range 100 {
+			r.advance(100 * time.Millisecond)
+			r.answerAll(none)
+		}
+		require.NotEmpty(t, r.m.node(node).unfit)
+	}
+	unfit(3)
+	require.True(t, r.m.node(3).lost)
+	unfit(2)
+	require.NotEmpty(t, r.m.node(3).unfit)
+	require.True(t, r.m.node(2).lost, "a has all of its regions")
+	unfit(1)
+	require.False(t, r.m.node(1).lost, "it has the last replica of region 1")
+	require.Equal(t, degraded, r.m.regions[0].rec.Condition)
+	delete(r.unfit, 2) // b is mended, and takes a replica again
+	r.passAnswering(none, time.Minute)
+	require.False(t, r.m.node(2).lost)
+	require.True(t, r.m.node(1).lost, "b has what a had")
+	require.Equal(t, degraded, r.m.regions[0].rec.Condition)
+}
+
 // Closed sessions' ids while one dead session cannot be fenced in one region.
 func TestRestingIdsBehindAnUnavailableRegion(t *testing.T) {
 	r := cluster(t)

@@ -22,6 +22,11 @@ var nodeMutants = []mutant{
 		runs:  []run{tests("storagenode", "^TestHazard282_CacheThatStays$")},
 	},
 	{
+		name: "second unfit node kept", what: "keeps an unfit node in service for as long as another one is unfit",
+		edits: []edit{{"controller/state.(*Machine).judgeFit", `&& m.needed(n)`, ``}},
+		runs:  []run{tests("controller/state", "^TestHazard283_UnfitNodeBehindAnUnfitOne$")},
+	},
+	{
 		name: "agent settles without end", what: "asks a replica that does not answer for as long as its epoch lasts, and holds up every grace period",
 		edits: []edit{{"storagenode.(*workLane).Settle", `time.Since(began) >= l.w.settles()`, `time.Since(began) >= 1000*l.w.settles()`}},
 		runs:  []run{tests("storagenode", "^TestSettleEndsTheSession$")},
