@@ -95,6 +95,16 @@ var slabMutants = []mutant{
 		runs: []run{schedules(grow, 5000)},
 	},
 	{
+		name: "V over an image that is not flushed", what: "leaves the FLUSH of an image out",
+		edits: []edit{{"slab.writeImage", `o.reg.Durable`, `false`}},
+		runs:  []run{tests("slab", "^TestEveryPrefixOfADurableChange$/^tcp,R=2,Update$")},
+	},
+	{
+		name: "V not flushed", what: "leaves the FLUSH of V out",
+		edits: []edit{{"slab.flushV", `!o.reg.Durable`, `true`}},
+		runs:  []run{tests("slab", "^TestEveryPrefixOfADurableChange$/^shm,R=2,Update$")},
+	},
+	{
 		name: "reconcile flushes only what it changes", what: "leaves words unflushed that are alike on all replicas",
 		edits: []edit{{"slab.(*Lane).reconcileSlabs", `if reg.Durable {`, `if false {`}},
 		runs:  []run{schedules(durable(failures), 30000)},

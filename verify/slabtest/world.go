@@ -81,6 +81,27 @@ func NewLedgers(t testing.TB, r int) *World {
 	return w
 }
 
+// NewOnFiles is New over a provider, with regions in files that are flushed through ledgers, also by clients that map them.
+// Preconditions: no other ledgers of files are in use.
+func NewOnFiles(t testing.TB, r int, d rdma.Dialer) *World {
+	dir, regions := t.TempDir(), 0
+	ledgers, err := pmem.UseLedgers(dir)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, ledgers.Close()) })
+	w := with(t, r, d, func(_ string, bytes uint64) (*host.Memory, *pmem.Ledger, error) {
+		regions++
+		path := filepath.Join(dir, fmt.Sprint("region-", regions))
+		m, err := host.OpenMemory(path, bytes, true)
+		if err != nil {
+			return nil, nil, err
+		}
+		l, err := ledgers.Of(path)
+		return m, l, err
+	})
+	w.persistent = true
+	return w
+}
+
 // NewFlushedBy is New in this process, without a socket, with memory whose ranges are flushed so, and which survives no loss of power: for
 // measurements.
 func NewFlushedBy(t testing.TB, r int, f pmem.Flusher) *World {

@@ -59,6 +59,21 @@ func (l *Ledgers) Close() error {
 	return errors.Join(errs...)
 }
 
+// Of is the ledger of a file that is mapped, or was.
+func (l *Ledgers) Of(path string) (*Ledger, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f := l.files[fileID{uint64(st.Dev), st.Ino}]
+	if f == nil {
+		return nil, fmt.Errorf("%s has no ledger", path)
+	}
+	return f, nil
+}
+
 // UsesLedgers says whether files are flushed through ledgers in this process: their pages are then never written by the kernel's msync.
 func UsesLedgers() bool { return ledgersInUse.Load() != nil || SharedLedgers() != "" }
 
