@@ -457,6 +457,26 @@ func (l *lane) writeObjects(refs []Ref, payloads [][]byte, errs []error) {
 	}
 }
 
+// updateObjects is UpdateMany on a lane. Small objects are changed in batches, large ones afterwards and one by one.
+func (l *lane) updateObjects(refs []Ref, f func(i int, old []byte) ([]byte, error), errs []error) {
+	l.slab.UpdateMany(refs, func(i int, old []byte, image *slab.Info) ([]byte, error) {
+		if isIndex(image) {
+			return nil, errIsLarge
+		}
+		l.parkUntilRound()
+		payload, err := f(i, old)
+		if err == nil {
+			err = l.callerErr()
+		}
+		return payload, err
+	}, errs)
+	for i, err := range errs {
+		if err != nil && errors.Is(err, errIsLarge) {
+			errs[i] = l.updateObject(refs[i], func(old []byte) ([]byte, error) { return f(i, old) })
+		}
+	}
+}
+
 // freeObject is Free and CompareAndFree on a lane.
 func (l *lane) freeObject(ref Ref, version uint64) error {
 	var last []byte

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"fmt"
+	"slices"
 )
 
 // Operation allocates objects and links them, in other objects or in the placement library,
@@ -64,6 +65,23 @@ func (o *Operation) Update(ctx context.Context, ref Ref, f func(old []byte) ([]b
 	err = l.updateObject(ref, f)
 	o.c.done(l, err)
 	return err
+}
+
+// UpdateMany is Update of several objects, each by itself: the ith error is the answer for refs[i], and f makes the payload of object
+// i. Two rounds for up to 64 small objects on a node, three with replicas. f runs while other objects of the call are
+// reserved: it must not wait for other clients. The errors take the memory of errs, where that is enough.
+func (o *Operation) UpdateMany(ctx context.Context, refs []Ref, f func(i int, old []byte) ([]byte, error), errs []error) []error {
+	errs = slices.Grow(errs[:0], len(refs))[:len(refs)]
+	l, err := o.lane(ctx, KindWriteMany, Ref{})
+	if err != nil {
+		for i := range errs {
+			errs[i] = err
+		}
+		return errs
+	}
+	l.updateObjects(refs, f, errs)
+	o.c.done(l, nil)
+	return errs
 }
 
 // CreateName is Names.Create under the session of the operation: the controller refuses it

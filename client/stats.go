@@ -18,7 +18,7 @@ const (
 	KindAlloc
 	KindFree
 	KindReadMany
-	KindWriteMany // WriteMany; Reserve, with all that is done with the set
+	KindWriteMany // WriteMany, UpdateMany; Reserve, with all that is done with the set
 	KindOther     // repairs and the Client's own work
 	kinds
 )

@@ -37,6 +37,8 @@ type attempt struct {
 	holder proto.R
 	// lost: the chain that was to reserve the slab had no answer.
 	lost bool
+	// leased: the lease was valid when the READ had been answered, which the answer to the operation is drawn from.
+	leased bool
 	// seen is what was READ under the reservation, from off on, in the lane's memory: the
 	// whole slab, but for what part leaves out, or V alone where a copier has READ the slab before.
 	seen []byte

@@ -273,6 +273,7 @@ func (l *Lane) reserveGathered(imgs int, errs []error) {
 		a := &b.attempts[i]
 		size := a.slab.Class.Bytes()
 		a.off, a.seen, slabs = a.slab.Off, slabs[:size], slabs[size:]
+		l.expectPart(a)
 		b.held = append(b.held, a)
 	}
 	if len(b.held) == 0 {

@@ -126,7 +126,7 @@
 //	port.go lane.go object.go attempt.go     what a program needs and knows
 //	read.go halves.go chunks.go              reads
 //	update.go reserve.go commit.go birth.go  changes of one object
-//	batch.go                                 reads and changes of many objects
+//	batch.go updatemany.go                   reads and changes of many objects
 //	set.go setwrite.go                       several objects held at once
 //	staged.go staging.go                     STAGED slabs
 //	open.go late.go confirm.go               regions with open words

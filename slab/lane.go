@@ -28,7 +28,7 @@ type Lane struct {
 	// late is what was posted behind the last commit and is not waited for. helped is the V that a READ found open last.
 	late   late
 	helped seenOpen
-	// batch is the storage of ReadMany, WriteMany and ReadChunks. Empty between calls.
+	// batch is the storage of ReadMany, WriteMany, UpdateMany and ReadChunks. Empty between calls.
 	batch batch
 	// set is what the lane holds between Hold and Drop; nil before the first.
 	set *set

@@ -155,6 +155,9 @@ func (l *Lane) judge(a *attempt) error {
 	}
 	good := a.state == imageLive && a.marked == 0 || a.isBad() && a.v.Version() == a.marked
 	if good {
+		if a.leased {
+			return nil
+		}
 		if err = l.answer(nil); err == nil {
 			return nil
 		}
