@@ -43,20 +43,36 @@ func (p *Program) Leaf(w *Write) (ref Ref, ok bool) {
 	return p.quick(w.Key, 0)
 }
 
-// group is the state of one WriteGroup. It belongs to its Program, and is used again.
-type group struct {
+// groups is the state of a WriteGroup or of WriteGroups. It belongs to its Program, and is used again.
+type groups struct {
 	p     *Program
-	apply func([]byte) ([]byte, error) // the callback of Update, bound once
-	next  func() *Write                // gives the next write; nil: no more
-	taken []*Write                     // those of this group, in their order
-	left  int                          // bytes in the leaf after the last write
-	empty bool                         // a removal left the leaf under-full
-	full  Ref                          // the leaf, if the first write found no room: the next write splits it first
-	leaf  Ref                          // that all writes are for
-	bufs  [2][]byte                    // the leaf after a write, in turn
+	apply func(old []byte) ([]byte, error)        // the callback of Update, bound once
+	each  func(i int, old []byte) ([]byte, error) // the callback of UpdateMany, bound once
+	of    []group                                 // one for each leaf; those behind len keep their memory
+	refs  []Ref                                   // the leaves
+	errs  []error                                 // of UpdateMany
+	full  Ref                                     // a leaf, if its first write found no room: the next write splits it first
+	bufs  [2][]byte                               // a leaf after a write, in turn
+}
+
+// group is the writes to one leaf under one reservation.
+type group struct {
+	leaf  Ref
+	next  func() *Write // gives the next write; nil: no more
+	taken []*Write      // those of this group, in their order
+	left  int           // bytes in the leaf after the last write
+	empty bool          // a removal left the leaf under-full
 }
 
 var errNothing = errors.New("no write of the group changes anything")
+
+// begin makes room for the groups of n leaves.
+func (s *groups) begin(n int) {
+	s.full = Ref{}
+	for len(s.of) < n {
+		s.of = append(s.of, group{})
+	}
+}
 
 // WriteGroup makes writes to one leaf under one reservation. While it holds the leaf it calls
 // next, until next returns nil or there are MaxGroup writes. On return each of them has its
@@ -66,9 +82,50 @@ var errNothing = errors.New("no write of the group changes anything")
 // at the READ under the reservation.
 func (p *Program) WriteGroup(leaf Ref, next func() *Write) {
 	p.begin()
-	g := &p.group
-	g.next, g.taken, g.leaf, g.full = next, g.taken[:0], leaf, Ref{}
-	err := p.store.Update(leaf, g.apply)
+	s := &p.groups
+	s.begin(1)
+	g := &s.of[0]
+	g.leaf, g.next, g.taken = leaf, next, g.taken[:0]
+	p.settleGroup(g, p.store.Update(leaf, s.apply))
+	p.end()
+}
+
+// ManyUpdater is a Store that updates several objects in fewer rounds than one after the other.
+type ManyUpdater interface {
+	// UpdateMany is Update of each object by itself: the ith error is the answer for refs[i], and f makes the payload of object i.
+	// What f returns is used before f is called again. f may be called more than once for an object. The errors take the memory of
+	// errs, where that is enough.
+	UpdateMany(refs []Ref, f func(i int, old []byte) ([]byte, error), errs []error) []error
+}
+
+// WriteGroups is WriteGroup of several leaves, each by itself: next[i] gives the writes to leaves[i]. Where the Store is a ManyUpdater
+// all of them take the rounds of one. A leaf that is named twice is written twice.
+func (p *Program) WriteGroups(leaves []Ref, next []func() *Write) {
+	many, ok := p.store.(ManyUpdater)
+	if !ok {
+		for i, leaf := range leaves {
+			p.WriteGroup(leaf, next[i])
+		}
+		return
+	}
+	p.begin()
+	s := &p.groups
+	s.begin(len(leaves))
+	s.refs = append(s.refs[:0], leaves...)
+	for i, leaf := range leaves {
+		g := &s.of[i]
+		g.leaf, g.next, g.taken = leaf, next[i], g.taken[:0]
+	}
+	s.errs = many.UpdateMany(s.refs, s.each, s.errs)
+	for i, err := range s.errs {
+		p.settleGroup(&s.of[i], err)
+	}
+	clear(s.errs)
+	p.end()
+}
+
+// settleGroup gives the writes of a group their answers, from that of the Update of their leaf.
+func (p *Program) settleGroup(g *group, err error) {
 	committed := err == nil
 	for _, w := range g.taken {
 		switch {
@@ -88,18 +145,20 @@ func (p *Program) WriteGroup(leaf Ref, next func() *Write) {
 	}
 	if len(g.taken) == 0 {
 		// Refused before the callback ran: the leaf is gone, or cannot be reached.
-		for w := next(); w != nil; w = next() {
+		for w := g.next(); w != nil; w = g.next() {
 			w.Alone = true
 			g.taken = append(g.taken, w)
 		}
 	}
 	g.next, g.taken = nil, g.taken[:0]
-	p.end()
 }
 
-// run is the callback of Update. It may run more than once.
-func (g *group) run(b []byte) ([]byte, error) {
-	p := g.p
+// one is the callback of Update. It may run more than once.
+func (s *groups) one(b []byte) ([]byte, error) { return s.run(0, b) }
+
+// run is the callback of UpdateMany. It may run more than once.
+func (s *groups) run(of int, b []byte) ([]byte, error) {
+	p, g := s.p, &s.of[of]
 	g.empty = false
 	changed, at := false, 0
 	held := false // the write before was not made
@@ -120,9 +179,9 @@ func (g *group) run(b []byte) ([]byte, error) {
 			x.Alone = true
 			continue
 		}
-		*w = write{key: x.Key, name: x.Key, value: x.Value, remove: x.Remove, cond: x.Cond, edit: x.Edit, most: p.inlineBytes(x.Key), enc: w.enc, out: g.bufs[at], room: p.limits.Room, ours: whole || changed}
+		*w = write{key: x.Key, name: x.Key, value: x.Value, remove: x.Remove, cond: x.Cond, edit: x.Edit, most: p.inlineBytes(x.Key), enc: w.enc, out: s.bufs[at], room: p.limits.Room, ours: whole || changed}
 		out, err := w.apply(b)
-		g.bufs[at] = w.out
+		s.bufs[at] = w.out
 		switch {
 		case err == nil:
 			x.Version, x.Base, x.old = w.version, w.base, w.old
@@ -138,7 +197,7 @@ func (g *group) run(b []byte) ([]byte, error) {
 			held = true
 			x.Alone, x.full = true, errors.Is(err, errFull)
 			if i == 0 && x.full {
-				g.full = g.leaf
+				s.full = g.leaf
 			}
 		}
 	}

@@ -299,9 +299,9 @@ func (p *Program) changeHere(w write) (version uint64, err error) {
 	w.enc, w.out, w.room, w.floor = p.w.enc, p.w.out, p.limits.Room, p.floor
 	p.w = w
 	ref, err := p.leafOf(w.key)
-	if full := p.group.full; err == nil && !full.IsZero() {
+	if full := p.groups.full; err == nil && !full.IsZero() {
 		// A group has just found that there is no room.
-		p.group.full = Ref{}
+		p.groups.full = Ref{}
 		if full == ref {
 			if err = p.split(ref, w.key); err == nil {
 				ref, err = p.leafOf(w.key)

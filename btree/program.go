@@ -333,7 +333,7 @@ type Program struct {
 	repairs  []repair                     // splits and merges of others to complete at the end of the operation
 	w        write                        // the present write; apply runs it
 	apply    func([]byte) ([]byte, error) // w.apply, bound once
-	group    group                        // the present WriteGroup
+	groups   groups                       // the present WriteGroup or WriteGroups
 	glance   glance                       // the present look at a leaf
 	batch    []Write                      // scratch of operations on many keys
 	out      []byte                       // scratch: an encoded node
@@ -346,7 +346,7 @@ type Program struct {
 func NewProgram(s *Shared, store Store) *Program {
 	p := &Program{Shared: s, root: s.root, store: store}
 	p.apply = p.w.apply
-	p.group.p, p.group.apply = p, p.group.run
+	p.groups.p, p.groups.apply, p.groups.each = p, p.groups.one, p.groups.run
 	p.glance.look = p.glance.run
 	return p
 }

@@ -230,7 +230,7 @@ func (p *Program) postQuick(level int, kids []kid) (done bool, err error) {
 			if err != nil {
 				return nil, err
 			}
-			out := &p.group.bufs[i%2] // in turn: the other one has the node with the entry before
+			out := &p.groups.bufs[i%2] // in turn: the other one has the node with the entry before
 			if *out, err = p.withKid(*out, &v, &kids[i]); err != nil {
 				return nil, err
 			}

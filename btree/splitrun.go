@@ -53,7 +53,7 @@ func (p *Program) SplitRun(leaf Ref, writes []Write) (n int) {
 	if !done {
 		return n // unknown
 	}
-	p.group.full = Ref{}
+	p.groups.full = Ref{}
 	p.whole.note(leaf, p.out)
 	if len(made) > 0 { // else another client has made room since, and all entries are in the leaf
 		p.stats.splits.Add(uint64(len(made)))
@@ -189,8 +189,8 @@ func (r *splitRun) alloc() (made []Ref, err error) {
 	p := r.p
 	made = make([]Ref, len(r.nodes)-1)
 	for i := len(r.nodes) - 1; i > 0; i-- {
-		b := r.nodes[i].encode(p.group.bufs[0], p.limits.Room)
-		p.group.bufs[0] = b
+		b := r.nodes[i].encode(p.groups.bufs[0], p.limits.Room)
+		p.groups.bufs[0] = b
 		if made[i-1], err = p.store.Alloc(b, TagLeaf, p.limits.Room, false); err != nil {
 			for _, ref := range made[i:] {
 				_ = p.store.Free(ref)

@@ -17,15 +17,23 @@ import (
 // to it.
 
 // gates of a tree: leaves share them, which costs a wait and nothing else.
-const gates = 64
+const gates = 1 << gateBits
+
+const gateBits = 10
 
 // gate is where the writers of some leaves meet.
 type gate struct {
 	mu      sync.Mutex   // guards busy and queue
 	busy    bool         // a program is writing for all that wait
+	owner   *program     // of busy, if it writes to several leaves; else nil
 	waiting atomic.Int32 // len(queue)
 	queue   []*program   // longest wait first
-	_       [16]byte
+	_       [8]byte
+}
+
+// gateOf is the gate of a leaf.
+func (t *Tree) gateOf(leaf btree.Ref) *gate {
+	return &t.gates[uint64(leaf.Addr)*0x9e3779b97f4a7c15>>(64-gateBits)]
 }
 
 // change makes a write, in a group if it can be part of one.
@@ -63,8 +71,7 @@ func (t *Tree) one(ctx context.Context, p *program, w btree.Write) (version uint
 // combine makes the first p.at of p.writes, all for one leaf, together with those of others. On
 // return they have their answers. At least one is made unless the context ends.
 func (t *Tree) combine(ctx context.Context, p *program, leaf btree.Ref) {
-	h := uint64(leaf.Addr) * 0x9e3779b97f4a7c15
-	g := &t.gates[h>>58%gates]
+	g := t.gateOf(leaf)
 	p.gate, p.leaf, p.at = g, leaf, 0
 	g.mu.Lock()
 	if g.busy {
@@ -78,15 +85,27 @@ func (t *Tree) combine(ctx context.Context, p *program, leaf btree.Ref) {
 		g.busy = true
 		g.mu.Unlock()
 	}
-	p.giver, p.given = p, p.given[:0]
+	p.giver = p
 	p.WriteGroup(leaf, p.next)
 	p.giver = nil
+	t.wakeGiven(p)
+	g.leave()
+}
+
+// wakeGiven tells the others whose writes p has made.
+func (t *Tree) wakeGiven(p *program) {
 	for i, other := range p.given {
 		p.given[i] = nil
 		t.shared.Add(uint64(other.at))
 		other.wake <- false
 	}
+	p.given = p.given[:0]
+}
+
+// leave ends the leader's turn: who has waited longest leads now.
+func (g *gate) leave() {
 	g.mu.Lock()
+	g.owner = nil
 	if len(g.queue) > 0 {
 		heir := g.take(0)
 		g.mu.Unlock()
@@ -137,22 +156,21 @@ func (p *program) nextWrite() *btree.Write {
 			x.at++
 			return &x.writes[x.at-1]
 		}
-		if x = p.another(); x == nil {
+		if x = p.another(p.gate, p.leaf); x == nil {
 			return nil
 		}
 	}
 }
 
-// another is a program that waits for the leader's leaf; the leader owes it an answer.
-func (p *program) another() *program {
-	g := p.gate
+// another is a program that waits for a leaf; the leader p owes it an answer.
+func (p *program) another(g *gate, leaf btree.Ref) *program {
 	if g.waiting.Load() == 0 {
 		return nil
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for i, x := range g.queue {
-		if x.leaf == p.leaf {
+		if x.leaf == leaf {
 			p.given = append(p.given, g.take(i))
 			return x
 		}

@@ -13,13 +13,15 @@ import (
 // a reservation.
 const window = btree.MaxGroup
 
-// many is a program's room for PutMany.
+// many is a program's room for PutMany and WriteEach.
 type many struct {
 	leaf   [window]btree.Ref
 	order  [window]uint8
 	table  [4 * window]uint8 // of leaves: 1 + the first write to it
 	writes [window]btree.Write
 	cond   btree.Cond // of all writes
+	shares shares     // of the leaves
+	parts  [window][]uint8
 }
 
 // PutMany sets keys, each by itself: errs[i] is the answer for keys[i]. Keys of one
@@ -41,10 +43,7 @@ func (t *Tree) PutManyIf(ctx context.Context, keys, values [][]byte, cond btree.
 	}
 	p := t.program(ctx)
 	defer t.done(p)
-	if p.many == nil {
-		p.many = new(many)
-	}
-	p.many.cond = cond
+	p.manyOf().cond = cond
 	for at := 0; at < len(keys); {
 		if err := ctx.Err(); err != nil {
 			for i := at; i < len(keys); i++ {
@@ -55,6 +54,15 @@ func (t *Tree) PutManyIf(ctx context.Context, keys, values [][]byte, cond btree.
 		at += t.putWindow(ctx, p, keys[at:], values[at:], errs[at:])
 	}
 	return errs
+}
+
+// manyOf is the program's room for calls with many keys.
+func (p *program) manyOf() *many {
+	if p.many == nil {
+		p.many = new(many)
+		p.many.shares.init(p)
+	}
+	return p.many
 }
 
 // putWindow puts some of the first keys, at least one.
@@ -91,47 +99,80 @@ func (t *Tree) putWindow(ctx context.Context, p *program, keys, values [][]byte,
 			}
 		}
 	}
-	for len(order) > 0 {
-		k := 1
-		for k < len(order) && m.leaf[order[k]] == m.leaf[order[0]] {
-			k++
-		}
-		t.putLeaf(ctx, p, order[:k], keys, values, errs)
-		order = order[k:]
+	if leaves > 1 {
+		t.putLeaves(ctx, p, order, keys, values, errs)
+	} else {
+		t.putLeaf(ctx, p, order, keys, values, errs)
 	}
 	return n
+}
+
+// putLeaves puts keys that are in the order of their leaves.
+func (t *Tree) putLeaves(ctx context.Context, p *program, order []uint8, keys, values [][]byte, errs []error) {
+	m := p.many
+	writes := m.writes[:len(order)]
+	m.fill(writes, order, keys, values)
+	n := 0
+	for from, to := 0, 0; from < len(order); from = to {
+		leaf := m.leaf[order[from]]
+		for to = from + 1; to < len(order) && m.leaf[order[to]] == leaf; to++ {
+		}
+		m.parts[n], m.shares.of[n].leaf, m.shares.of[n].writes = order[from:to], leaf, writes[from:to]
+		n++
+	}
+	t.combineMany(p, n)
+	for i := range n {
+		if x := &m.shares.of[i]; x.at > 0 {
+			m.parts[i] = t.answered(ctx, p, m.parts[i], x.writes[:x.at], keys, values, errs)
+		}
+	}
+	clear(writes)
+	for i, rest := range m.parts[:n] {
+		m.shares.of[i].writes, m.parts[i] = nil, nil
+		t.putLeaf(ctx, p, rest, keys, values, errs)
+	}
+}
+
+// fill makes the writes of some keys.
+func (m *many) fill(writes []btree.Write, order []uint8, keys, values [][]byte) {
+	for k, i := range order {
+		writes[k] = btree.Write{Key: keys[i], Value: values[i], Cond: m.cond}
+	}
 }
 
 // putLeaf puts keys that should be in one leaf.
 func (t *Tree) putLeaf(ctx context.Context, p *program, order []uint8, keys, values [][]byte, errs []error) {
 	m := p.many
-	for leaf := m.leaf[order[0]]; len(order) > 0; {
+	for len(order) > 0 {
 		writes := m.writes[:len(order)]
-		for k, i := range order {
-			writes[k] = btree.Write{Key: keys[i], Value: values[i], Cond: m.cond}
-		}
+		m.fill(writes, order, keys, values)
 		p.writes = writes
-		t.combine(ctx, p, leaf)
+		t.combine(ctx, p, m.leaf[order[0]])
 		p.writes = nil
-		done, alone := p.at, p.at == 0 // 0: the context has ended; single writes return its error
-		for k := range done {
-			w := &writes[k]
-			if alone = alone || w.Alone; w.Alone {
-				w.Err = t.putLate(p, writes[k:done])
-			}
-			errs[order[k]] = w.Err
-		}
+		order = t.answered(ctx, p, order, writes[:p.at], keys, values, errs)
 		clear(writes)
-		order = order[done:]
-		if !alone {
-			continue
-		}
-		// The leaf is not what it was.
-		for _, i := range order {
-			_, errs[i] = t.one(ctx, p, btree.Write{Key: keys[i], Value: values[i], Cond: m.cond})
-		}
-		return
 	}
+}
+
+// answered notes the answers of the writes of a leaf's first keys, and returns the keys behind them. Where the leaf is not what it was,
+// it puts all of them, one by one; so it does where the context has ended, and nothing was made.
+func (t *Tree) answered(ctx context.Context, p *program, order []uint8, writes []btree.Write, keys, values [][]byte, errs []error) (rest []uint8) {
+	m := p.many
+	alone := len(writes) == 0
+	for k := range writes {
+		w := &writes[k]
+		if alone = alone || w.Alone; w.Alone {
+			w.Err = t.putLate(p, writes[k:])
+		}
+		errs[order[k]] = w.Err
+	}
+	if order = order[len(writes):]; !alone {
+		return order
+	}
+	for _, i := range order {
+		_, errs[i] = t.one(ctx, p, btree.Write{Key: keys[i], Value: values[i], Cond: m.cond})
+	}
+	return nil
 }
 
 // putLate puts the first of some writes of a group, which was not part of it. If one

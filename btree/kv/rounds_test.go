@@ -2,6 +2,7 @@ package kv_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -64,17 +65,27 @@ func TestRoundsOfTheTable(t *testing.T) {
 			require.EqualValues(t, 1, cost(many), "GetMany")
 			keys[3] = []byte("large")
 			require.EqualValues(t, 2, cost(many), "GetMany with a large value")
-			// Neighbours share reservations: 20 keys are in few leaves.
+			// Leaves are changed together, each of them once.
 			near := [][]byte{}
 			for i := range 20 {
 				near = append(near, key(500+i))
 			}
-			require.LessOrEqual(t, cost(func() error {
-				for _, err := range tree.PutMany(ctx, near, values[:20]) {
-					require.NoError(t, err)
+			keys[3] = key(3 * 17)
+			for name, keys := range map[string][][]byte{"neighbours": near, "64 leaves": keys[:64]} {
+				require.Equal(t, put, cost(func() error { return errors.Join(tree.PutMany(ctx, keys, values[:len(keys)])...) }), "PutMany of %s", name)
+			}
+			require.Equal(t, put, cost(func() error {
+				writes := make([]btree.Write, 64)
+				for i := range writes {
+					writes[i] = btree.Write{Key: keys[i], Edit: edit}
+				}
+				tree.WriteEach(ctx, writes)
+				for _, w := range writes {
+					require.False(t, w.Alone)
+					require.NoError(t, w.Err)
 				}
 				return nil
-			}), 4*put, "PutMany of neighbours")
+			}), "WriteEach of 64 leaves")
 			s, err := tree.Survey(ctx)
 			require.NoError(t, err)
 			rounds := cost(func() error {

@@ -75,6 +75,18 @@ func (o *objects) Update(ref btree.Ref, f func(old []byte) ([]byte, error)) erro
 	return o.op.Update(o.ctx, ref, f)
 }
 
+// UpdateMany makes the Store a btree.ManyUpdater.
+func (o *objects) UpdateMany(refs []btree.Ref, f func(i int, old []byte) ([]byte, error), errs []error) []error {
+	if err := o.held.err(); err != nil {
+		errs = errs[:0]
+		for range refs {
+			errs = append(errs, err)
+		}
+		return errs
+	}
+	return o.op.UpdateMany(o.ctx, refs, f, errs)
+}
+
 func (o *objects) Alloc(payload []byte, tag uint32, capacity int, writeOnce bool) (btree.Ref, error) {
 	if err := o.held.err(); err != nil {
 		return btree.Ref{}, err
@@ -237,7 +249,7 @@ type program struct {
 	next   func() *btree.Write // nextWrite, bound once
 	giver  *program            // whose writes nextWrite returns at present
 	given  []*program          // others with writes in the present group
-	many   *many               // nil before the first PutMany
+	many   *many               // nil before the first PutMany or WriteEach
 }
 
 // program takes a program for one call; done gives it back.

@@ -3,8 +3,6 @@ package redis
 import (
 	"bytes"
 	"errors"
-	"hash/maphash"
-	"sync"
 
 	"github.com/quarrystore/quarry/btree"
 )
@@ -156,9 +154,6 @@ func (c *conn) answer(i int, key []byte, lenient bool) error {
 	return nil
 }
 
-// spread is how many writes are on their way to the tree at once, from one batch.
-const spread = 16
-
 // sets carries out plain SETs that follow each other, many at a time; those of one
 // key in their order.
 func (c *conn) sets(batch []request) {
@@ -181,7 +176,7 @@ func (c *conn) sets(batch []request) {
 // unless a later pair has put it.
 func (c *conn) putPairs() []error {
 	keys, values := c.keys.all(), c.vals.all()
-	errs := c.s.putMany(keys, values)
+	errs := c.s.tree.PutManyIf(c.s.ctx, keys, values, unmarked)
 	for i, err := range errs {
 		if !lost(err) {
 			continue
@@ -200,35 +195,6 @@ func (c *conn) putPairs() []error {
 
 // unmarked is the condition of a write that does not read the record: no mark is lost.
 var unmarked = btree.Unless(flagMark)
-
-// putMany puts keys, each by itself; those of one key in their order.
-func (s *Server) putMany(keys, values [][]byte) []error {
-	if !s.far.Load() || len(keys) == 1 {
-		return s.tree.PutManyIf(s.ctx, keys, values, unmarked)
-	}
-	type part struct {
-		keys, values [][]byte
-		at           []int
-	}
-	parts := make([]part, min(spread, len(keys)))
-	for i, key := range keys {
-		p := &parts[maphash.Bytes(s.seed, key)%uint64(len(parts))]
-		p.keys, p.values, p.at = append(p.keys, key), append(p.values, values[i]), append(p.at, i)
-	}
-	errs := make([]error, len(keys))
-	put := func(p *part) {
-		for k, err := range s.tree.PutManyIf(s.ctx, p.keys, p.values, unmarked) {
-			errs[p.at[k]] = err
-		}
-	}
-	var wg sync.WaitGroup
-	for i := range parts[1:] {
-		wg.Go(func() { put(&parts[i+1]) })
-	}
-	put(&parts[0])
-	wg.Wait()
-	return errs
-}
 
 // pair adds a key and its value to what is to be put.
 func (c *conn) pair(key, value []byte) {

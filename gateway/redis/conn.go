@@ -86,6 +86,7 @@ type conn struct {
 	key, key2, raw, enc []byte
 	keys                arena
 	writes              []btree.Write // see runs
+	unmade              []int         // see each
 	vals                arena
 	got                 []fetched                                            // by GetMany, in the order of the keys
 	fetch               func(i int, value []byte, version uint64, err error) // c.take, bound once

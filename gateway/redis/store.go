@@ -166,6 +166,30 @@ func (c *conn) runs(answered func(i int, w *btree.Write) error) (at int, err err
 	return at, nil
 }
 
+// each makes the writes of c.writes, which are in the order of their keys: those of one key in their order, and many leaves together. It
+// calls answered as runs does.
+func (c *conn) each(answered func(i int, w *btree.Write)) {
+	all := c.writes
+	defer func() { clear(all) }()
+	c.s.tree.WriteEach(c.s.ctx, all)
+	c.unmade = c.unmade[:0]
+	for i := range all {
+		if all[i].Alone {
+			c.unmade = append(c.unmade, i)
+		} else {
+			answered(i, &all[i])
+		}
+	}
+	for k, i := range c.unmade {
+		all[k] = all[i]
+	}
+	c.writes = all[:len(c.unmade)]
+	_, _ = c.runs(func(k int, w *btree.Write) error {
+		answered(c.unmade[k], w)
+		return nil
+	})
+}
+
 // shortBytes is what stands in a leaf beside all but the longest keys: with no more it
 // is worth trying to change a value where it is.
 const shortBytes = 200

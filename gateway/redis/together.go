@@ -122,7 +122,7 @@ func (c *conn) adding(k int, by int64) *adding {
 	return m
 }
 
-// adds executes INCR and its like; those of one leaf by one write of it.
+// adds executes INCR and its like; those of one leaf by one write of it, and many leaves together.
 //
 // Linearizes like one after the other, those of one key in their order.
 func (c *conn) adds(i, n int) {
@@ -142,10 +142,9 @@ func (c *conn) adds(i, n int) {
 	for _, k := range order[:n] {
 		c.writes = append(c.writes, btree.Write{Key: keys[k], Edit: c.addings[k].edit})
 	}
-	_, _ = c.runs(func(at int, w *btree.Write) error { // every write has its answer
+	c.each(func(at int, w *btree.Write) {
 		m := c.addings[order[at]]
 		m.err = c.amended(&m.amendment, w.Key[1:], w.Err)
-		return nil
 	})
 	for _, m := range c.addings[:n] {
 		if m.err != nil {

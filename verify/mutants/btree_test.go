@@ -149,8 +149,13 @@ var btreeMutants = []mutant{
 	},
 	{
 		name: "made before the one ahead", what: "makes a write of a group whose predecessor, of the same caller, found no room when the group was made anew",
-		edits: []edit{{"btree.(*group).run", `held = held && x.Behind`, `held = false`}},
+		edits: []edit{{"btree.(*groups).run", `held = held && x.Behind`, `held = false`}},
 		runs:  []run{tests("btree", "^TestWritesBehindOneThatIsNotMade$")},
+	},
+	{
+		name: "made behind one left alone", what: "makes a write although the one of its key before it is left to be made by itself",
+		edits: []edit{{"btree/kv.(*program).shareOut", `again && last < i-1`, `false`}},
+		runs:  []run{tests("btree/kv", "^TestWriteEachKeepsTheOrderOfAKey$")},
 	},
 	{
 		name: "leaf of others trusted", what: "does not examine a leaf that this process has written once, whatever has been put there since",

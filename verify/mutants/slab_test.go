@@ -51,6 +51,18 @@ var slabMutants = []mutant{
 		runs:  []run{tests("slab", "^TestDamagedImageEndsNoRebuild$")},
 	},
 	{
+		name: "refused in a batch and kept", what: "keeps the reservation of an object that the callback of UpdateMany has refused",
+		edits: []edit{{"slab.(*Lane).changeOne", `if err != nil {
+		return space, l.releaseFor(a, err)`, `if err != nil {
+		return space, err`}},
+		runs: []run{tests("slab", "^TestUpdateManyOneByOne$")},
+	},
+	{
+		name: "batch without a lease", what: "answers for the objects of an UpdateMany without a look at the lease",
+		edits: []edit{{"slab.(*Lane).changeHeld", `leased := l.answer(nil) == nil`, `leased := true`}},
+		runs:  []run{tests("slab", "^TestUpdateManyWithoutALease$")},
+	},
+	{
 		name: "scrub keeps a block that it cannot free", what: "goes on with a session that has claimed a block and not freed it",
 		edits: []edit{{"slab.(*Lane).unformat", `case !errors.Is(err, ErrEpochOver):`, `case err == nil && !errors.Is(err, ErrEpochOver):`}},
 		runs:  []run{tests("alloc", "^TestScrubThatCannotFreeABlockEndsItsSession$")},
