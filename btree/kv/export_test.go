@@ -25,6 +25,18 @@ func Claim(ctx context.Context, state *Tree) error {
 	return k.release()
 }
 
+// ArrangedLeaves are the leaves that a PutMany of keys goes by, from those that the cache has given for them, and the order in
+// which it puts the keys.
+func ArrangedLeaves(keys [][]byte, leaves []btree.Ref) ([]btree.Ref, []uint8) {
+	m := new(many)
+	order := m.order[:len(keys)]
+	for i := range keys {
+		m.leaf[i], order[i] = leaves[i], uint8(i)
+	}
+	m.arrange(order, keys)
+	return m.leaf[:len(keys)], order
+}
+
 // StopWatching has a Named learn nothing by itself any more, as if its goroutine did not run.
 func StopWatching(n *Named) {
 	n.end()

@@ -68,7 +68,7 @@ func (p *program) manyOf() *many {
 // putWindow puts some of the first keys, at least one.
 func (t *Tree) putWindow(ctx context.Context, p *program, keys, values [][]byte, errs []error) int {
 	m := p.many
-	n, leaves, shared := 0, 0, false
+	n, leaves := 0, 0
 	clear(m.table[:])
 	for ; n < min(len(keys), window); n++ {
 		leaf, ok := p.Leaf(&btree.Write{Key: keys[n], Value: values[n]})
@@ -80,7 +80,7 @@ func (t *Tree) putWindow(ctx context.Context, p *program, keys, values [][]byte,
 		for m.table[at] != 0 && m.leaf[m.table[at]-1] != leaf {
 			at = (at + 1) % uint64(len(m.table))
 		}
-		if shared = shared || m.table[at] != 0; m.table[at] == 0 {
+		if m.table[at] == 0 {
 			m.table[at], leaves = uint8(n+1), leaves+1
 		}
 	}
@@ -89,22 +89,24 @@ func (t *Tree) putWindow(ctx context.Context, p *program, keys, values [][]byte,
 		return 1
 	}
 	order := m.order[:n]
-	if shared && leaves > 1 {
-		// By leaf; equal keys stay in their order, also if the cache has given different leaves
-		// for them.
-		slices.SortStableFunc(order, func(a, b uint8) int { return bytes.Compare(keys[a], keys[b]) })
-		for i := 1; i < n; i++ {
-			if a, b := order[i-1], order[i]; bytes.Equal(keys[a], keys[b]) {
-				m.leaf[b] = m.leaf[a]
-			}
-		}
-	}
 	if leaves > 1 {
+		m.arrange(order, keys)
 		t.putLeaves(ctx, p, order, keys, values, errs)
 	} else {
 		t.putLeaf(ctx, p, order, keys, values, errs)
 	}
 	return n
+}
+
+// arrange puts keys, whose leaves are in m, into the order of their leaves. Equal keys stay in their order, and get one leaf: the cache may have
+// given different ones, where another call has changed it meanwhile.
+func (m *many) arrange(order []uint8, keys [][]byte) {
+	slices.SortStableFunc(order, func(a, b uint8) int { return bytes.Compare(keys[a], keys[b]) })
+	for i := 1; i < len(order); i++ {
+		if a, b := order[i-1], order[i]; bytes.Equal(keys[a], keys[b]) {
+			m.leaf[b] = m.leaf[a]
+		}
+	}
 }
 
 // putLeaves puts keys that are in the order of their leaves.

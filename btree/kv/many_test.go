@@ -13,6 +13,7 @@ import (
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
@@ -130,4 +131,14 @@ func TestPutManyOfManyCallers(t *testing.T) {
 	require.NotZero(t, tree.Stats().Shared, "no two writes ever shared a reservation")
 	_, err = tree.Check(ctx, nil)
 	require.NoError(t, err)
+}
+
+// TestHazard323_OneKeyInTwoLeaves: another call has changed the cache while a PutMany looked for its leaves, which has found two for a key
+// that is put twice, and no leaf twice. Both puts are part of one group, in their order: if they were not, the first one could be made
+// by itself behind the second one, whose leaf is the right one.
+func TestHazard323_OneKeyInTwoLeaves(t *testing.T) {
+	leaf := func(i int) btree.Ref { return btree.Ref{Addr: proto.MakeAddr(1, uint32(i)<<12)} }
+	leaves, order := kv.ArrangedLeaves([][]byte{[]byte("b"), []byte("a"), []byte("b")}, []btree.Ref{leaf(1), leaf(2), leaf(3)})
+	require.Equal(t, []uint8{1, 0, 2}, order)
+	require.Equal(t, []btree.Ref{leaf(1), leaf(2), leaf(1)}, leaves)
 }
