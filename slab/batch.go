@@ -194,7 +194,10 @@ func (l *Lane) writeBatch(refs []proto.Ref, payloads [][]byte, errs []error) int
 		}
 	}
 	for i := range n {
-		if errs[i] == errAgain {
+		if errs[i] != errAgain {
+			continue
+		}
+		if errs[i] = l.port.Pause(0); errs[i] == nil {
 			errs[i] = l.writeOne(refs[i], payloads[i])
 		}
 	}

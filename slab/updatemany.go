@@ -44,7 +44,10 @@ func (l *Lane) updateBatch(refs []proto.Ref, from int, f func(i int, old []byte,
 		}
 	}
 	for i := from; i < next; i++ {
-		if errs[i] == errAgain {
+		if errs[i] != errAgain {
+			continue
+		}
+		if errs[i] = l.port.Pause(0); errs[i] == nil {
 			_, errs[i] = l.update(refs[i], true, func(old []byte, info *Info) ([]byte, error) { return f(i, old, info) })
 		}
 	}

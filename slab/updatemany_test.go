@@ -10,6 +10,7 @@ import (
 
 	"github.com/quarrystore/quarry/alloc"
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/slab"
 	"github.com/quarrystore/quarry/verify/slabtest"
 )
@@ -206,5 +207,65 @@ func TestUpdateManyWithoutALease(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "old", string(got))
 		require.NoError(t, update(other.Lane, ref, []byte("not held")))
+	}
+}
+
+// TestHazard324_DeadlinePassesInABatch: the deadline of a call passes in the round that reserves a batch, which has no answer, or while another
+// lane holds an object of it. What the batch has not changed is left alone: a round behind the deadline has no time to be settled, and
+// would end the session.
+func TestHazard324_DeadlinePassesInABatch(t *testing.T) {
+	late := errors.New("deadline")
+	for _, c := range []struct {
+		name string
+		many func(l *slab.Lane, refs []proto.Ref, errs []error)
+	}{
+		{"UpdateMany", func(l *slab.Lane, refs []proto.Ref, errs []error) {
+			l.UpdateMany(refs, func(int, []byte, *slab.Info) ([]byte, error) { return []byte("new"), nil }, errs)
+		}},
+		{"WriteMany", func(l *slab.Lane, refs []proto.Ref, errs []error) {
+			l.WriteMany(refs, [][]byte{[]byte("new"), []byte("new"), []byte("new")}, errs)
+		}},
+	} {
+		for _, lost := range []bool{true, false} {
+			t.Run(fmt.Sprint(c.name, ",lost=", lost), func(t *testing.T) {
+				w := slabtest.New(t, 1)
+				p, other := w.Lane(1), w.Lane(2)
+				refs := madeObjects(t, other, 3, []byte("old"), alloc.Want{Replicas: 1})
+				require.NoError(t, update(p.Lane, refs[0], []byte("old"))) // headers are cached
+				if !lost {
+					require.NoError(t, other.Lane.Hold(refs[1:2]))
+				}
+				first := p.Rounds() + 1
+				p.AfterDo = func(round int, r *rdma.Round) {
+					if round != first {
+						return
+					}
+					p.OnPause = func(int) error { return late }
+					if lost {
+						r.At(0).Err = rdma.ErrBroken
+					}
+				}
+				errs := make([]error, len(refs))
+				c.many(p.Lane, refs, errs)
+				for i, ref := range refs {
+					got, _, err := other.Lane.Read(ref, nil)
+					require.NoError(t, err)
+					if lost || i == 1 {
+						require.ErrorIs(t, errs[i], late)
+						require.Equal(t, "old", string(got))
+					} else {
+						require.NoError(t, errs[i])
+						require.Equal(t, "new", string(got))
+					}
+				}
+				require.NoError(t, p.Ended)
+				if !lost {
+					require.NoError(t, other.Lane.Drop())
+				}
+				for _, ref := range refs {
+					require.Zero(t, heldBy(w, ref))
+				}
+			})
+		}
 	}
 }
