@@ -9,8 +9,8 @@ import (
 )
 
 // With Options.Batches half of the reads and updates are ReadMany and WriteMany of up to four
-// objects, the same one twice among them. Each object is an operation of the history by itself:
-// a batch promises no more.
+// objects, the same one twice among them; in a quarter of the schedules UpdateMany takes the place of WriteMany. Each object is an
+// operation of the history by itself: a batch promises no more.
 
 const maxBatch = 4
 
@@ -58,6 +58,36 @@ func (c *client) writeMany(regs []int) {
 			errs[i] = slab.ErrBusy // written once: not done
 		}
 		w.done(c, e, nil, 0, w.hist[e].made, errs[i])
+	}
+}
+
+// updateMany notes what its callbacks have seen, where the version of the commit is known: else the events stay blind, as those of writeMany.
+// Some callbacks refuse.
+func (c *client) updateMany(regs []int) {
+	w := c.w
+	refs, events := c.beginAll(opUpdate, regs)
+	old, was, errs := make([][]byte, len(regs)), make([]uint64, len(regs)), make([]error, len(regs))
+	for _, e := range events {
+		w.hist[e].in, w.hist[e].blind = w.check.value(c.id), true
+	}
+	var buf [maxPayload]byte
+	c.lane.UpdateMany(refs, func(i int, b []byte, info *slab.Info) ([]byte, error) {
+		old[i], was[i] = append(old[i][:0], b...), info.Version
+		if w.log != nil {
+			w.logf("client %d: has reserved %v, sees value %d@%d", c.id, refs[i], proto.Word(b, 0), was[i])
+		}
+		if w.hist[events[i]].in>>8&7 == 7 {
+			return nil, slab.ErrBusy // refused: not done
+		}
+		return w.payload(buf[:], w.hist[events[i]].in, refs[i]), nil
+	}, errs)
+	for i, e := range events {
+		if w.check.regs[regs[i]].single && errors.Is(errs[i], slab.ErrImmutable) {
+			errs[i] = slab.ErrBusy // written once: not done
+		}
+		h := &w.hist[e]
+		h.blind = errs[i] != nil || h.made == 0
+		w.done(c, e, old[i], was[i], h.made, errs[i])
 	}
 }
 

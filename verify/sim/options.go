@@ -144,6 +144,7 @@ type drawn struct {
 	noShadows                            bool        // with Full: an object has the shadow block
 	partly                               bool        // with Bad: images are damaged at some replicas too
 	halves                               bool        // slabs of any size are READ by halves
+	updates                              bool        // with Batches: UpdateMany takes the place of WriteMany
 }
 
 const (

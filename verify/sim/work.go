@@ -182,9 +182,12 @@ func (c *client) operate(what, obj int) {
 	case len(c.claims) > 0 && what >= 5:
 		c.birth(w.ch.choose(len(c.claims)))
 	case what <= 5 && w.opt.Batches && w.ch.choose(2) == 1:
-		if regs := c.batch(reg); what <= 2 {
+		switch regs := c.batch(reg); {
+		case what <= 2:
 			c.readMany(regs)
-		} else {
+		case w.d.updates:
+			c.updateMany(regs)
+		default:
 			c.writeMany(regs)
 		}
 	case what <= 2:

@@ -137,7 +137,7 @@ func (w *world) reset(opt Options, seed uint64) {
 	w.fab.Reset()
 	w.fab.Halt = false
 	w.draw()
-	w.d.halves = seed%4 == 0
+	w.d.halves, w.d.updates = seed%4 == 0, seed/4%4 == 1
 	w.rotten, w.lostToRot = -1, w.lostToRot[:0]
 	w.hurts, w.bads, w.values, w.mends = w.hurts[:0], w.bads[:0], w.values[:0], w.mends[:0]
 	profile := fabric.DRAM
