@@ -2,6 +2,8 @@ package client_test
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -93,6 +95,73 @@ func TestSentinels(t *testing.T) {
 	b, err := reader.Read(t.Context(), ref, nil)
 	require.NoError(t, err)
 	require.Equal(t, "x", string(b))
+}
+
+// TestUpdateMany: objects that are small, large, freed, written once and named twice, in one call, with and without keys. Each has its answer by itself.
+func TestUpdateMany(t *testing.T) {
+	cluster := testcluster.New(t, testcluster.Options{Nodes: 2})
+	ctx := t.Context()
+	for _, cfg := range []client.Config{{}, {Replicas: 2}, {Replicas: 2, Keys: keys{{1}}}, {Transport: client.TransportTCP}} {
+		c := cluster.Connect(cfg)
+		alloc := func(payload []byte, opt client.AllocOptions) client.Ref {
+			ref, err := c.Alloc(ctx, payload, opt)
+			require.NoError(t, err)
+			return ref
+		}
+		big := bytes.Repeat([]byte("large"), 200_000)
+		small, large := alloc([]byte("small"), client.AllocOptions{Capacity: 100}), alloc(big, client.AllocOptions{})
+		kind := client.StagedSlab
+		if cfg.Replicas > 1 {
+			kind = client.PairSlab
+		}
+		staged := alloc([]byte("staged"), client.AllocOptions{Slab: kind, Capacity: 100})
+		once, gone := alloc([]byte("once"), client.AllocOptions{WriteOnce: true}), alloc([]byte("gone"), client.AllocOptions{})
+		require.NoError(t, c.Free(ctx, gone))
+		refs := []client.Ref{large, small, gone, staged, once, large, small, {}, staged}
+		refused := errors.New("refused")
+		for round := range 4 {
+			op := c.Operation()
+			errs := op.UpdateMany(ctx, refs, func(i int, old []byte) ([]byte, error) {
+				if round == 2 && i%2 == 1 {
+					return nil, refused
+				}
+				return append(bytes.Clone(old), byte('a'+round)), nil
+			}, make([]error, 20))
+			require.Len(t, errs, len(refs))
+			for i, err := range errs {
+				switch refs[i] {
+				case gone:
+					require.ErrorIs(t, err, client.ErrFreed)
+				case once:
+					require.ErrorIs(t, err, client.ErrImmutable)
+				case client.Ref{}:
+					require.ErrorIs(t, err, client.ErrNoRegion)
+				default:
+					if round == 2 && i%2 == 1 {
+						require.Equal(t, refused, err)
+					} else {
+						require.NoError(t, err)
+					}
+				}
+			}
+		}
+		for ref, want := range map[client.Ref]string{small: "smallaabbcdd", staged: "stagedaabbcdd", large: string(big) + "aabbcdd"} {
+			got, err := c.Read(ctx, ref, nil)
+			require.NoError(t, err)
+			require.True(t, want == string(got), "%.100q", got)
+			require.NoError(t, c.Free(ctx, ref)) // nothing holds it
+		}
+		reader := cluster.Connect(client.Config{ReadOnly: true}).Operation()
+		for _, err := range reader.UpdateMany(ctx, refs, nil, nil) {
+			require.ErrorIs(t, err, client.ErrReadOnly)
+		}
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		op := c.Operation()
+		for _, err := range op.UpdateMany(ended, refs, nil, nil) {
+			require.ErrorIs(t, err, context.Canceled)
+		}
+	}
 }
 
 // TestCloseWithoutACluster: Close does not wait for what is gone.
