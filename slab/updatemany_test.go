@@ -269,3 +269,76 @@ func TestHazard324_DeadlinePassesInABatch(t *testing.T) {
 		}
 	}
 }
+
+// TestUpdateManyCountsOnceWhateverIsLost: of a batch that names an object twice one round has no answer, whether it was executed or not. Each object is
+// incremented as often as it is named, and nothing stays held.
+func TestUpdateManyCountsOnceWhateverIsLost(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		replicas int
+		kind     proto.Kind
+		set      func(p *slabtest.Port)
+	}{
+		{"one replica", 1, proto.Pair, func(*slabtest.Port) {}},
+		{"two replicas", 2, proto.Pair, func(*slabtest.Port) {}},
+		{"staged", 1, proto.Staged, func(*slabtest.Port) {}},
+		{"halves", 2, proto.Pair, func(p *slabtest.Port) { p.Lane.ReadHalvesFrom(0) }},
+		{"durable", 2, proto.Pair, (*slabtest.Port).Durable},
+		{"open words", 2, proto.Pair, func(p *slabtest.Port) { p.OpenWords(0) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := slabtest.New(t, c.replicas)
+			p := w.Lane(1)
+			c.set(p)
+			before := p.BeforeDo
+			for lose := range 10 {
+				for _, executed := range []bool{false, true} {
+					want := alloc.Want{Replicas: c.replicas}
+					if c.kind == proto.Staged {
+						want.Kind = c.kind
+					}
+					refs := madeObjects(t, p, 3, []byte{0}, want)
+					require.NoError(t, update(p.Lane, refs[2], []byte{0})) // the guess of its half is another one
+					p.Lane.Rest()
+					var verbs [][]rdma.Verb
+					at := p.Rounds() + 1 + lose
+					p.BeforeDo = func(round int, r *rdma.Round) {
+						if before != nil {
+							before(round, r)
+						}
+						if round == at && !executed {
+							for i := range r.Len() { // chains without verbs are executed in their place
+								verbs = append(verbs, r.At(i).Verbs)
+								r.At(i).Verbs = nil
+							}
+						}
+					}
+					p.AfterDo = func(round int, r *rdma.Round) {
+						if round == at {
+							for i := range r.Len() {
+								r.At(i).Err = rdma.ErrBroken
+								if !executed {
+									r.At(i).Verbs = verbs[i]
+								}
+							}
+						}
+					}
+					errs := make([]error, 5)
+					p.Lane.UpdateMany([]proto.Ref{refs[0], refs[1], refs[0], refs[2], refs[0]}, func(_ int, old []byte, _ *slab.Info) ([]byte, error) {
+						return []byte{old[0] + 1}, nil
+					}, errs)
+					require.NoError(t, errors.Join(errs...), "round %d", lose)
+					p.Lane.Rest()
+					p.BeforeDo, p.AfterDo = before, nil
+					require.NoError(t, p.Ended)
+					for i, ref := range refs {
+						got, _, err := p.Lane.Read(ref, nil)
+						require.NoError(t, err)
+						require.Equal(t, []byte{[]byte{3, 1, 1}[i]}, got, "object %d, round %d", i, lose)
+						require.Zero(t, heldBy(w, ref))
+					}
+				}
+			}
+		})
+	}
+}
