@@ -59,7 +59,7 @@ func (c *workerCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return usageError{err}
 	}
-	apart, why, err := worker.Isolates(c.Isolate, c.Slots, c.MetricsListen)
+	apart, why, err := worker.Isolates(c.Isolate, c.Slots, int(c.Memory), c.MetricsListen)
 	switch {
 	case err != nil:
 		return usageError{err}

@@ -8,22 +8,26 @@ import (
 	"github.com/quarrystore/quarry/client"
 )
 
-// This file records why the process has ended that worked under a worker's name before. That process could not record it, and
+// This file records why processes have ended that worked under a worker's name before. Such a process could not record it, and
 // those that take its parts over do not know it.
 
-// bequeathed says whether a part runs, by its record, in the process that had this worker's name before.
-func (w *worker) bequeathed(p *Part) bool {
-	return w.Before != "" && p.State == Running && p.Worker == w.Name && p.Session != w.session
+// bequeathed says why the process has ended in which a part runs by its record; "" if it runs elsewhere, or the reason is not known. A session does
+// not tell the process: one process has many, and a second one may end before the first one's session is fenced.
+func (w *worker) bequeathed(p *Part) (why string) {
+	if p.State != Running || p.Worker != w.Name || p.Life == w.Life {
+		return ""
+	}
+	return w.Before[p.Life]
 }
 
 // disown records that the attempt of such a part has failed, once nothing of it can change memory any more. It counts as one of
 // the part's attempts: the part may be what has ended the process.
 // Linearizes at: the swap of the part's record.
-func (w *worker) disown(ctx context.Context, p *Part) error {
+func (w *worker) disown(ctx context.Context, p *Part, why string) error {
 	if !w.halted(ctx, p) {
 		return nil // it is looked at again
 	}
-	p.State, p.Session, p.Error = Pending, client.Session{}, cut(w.Before, maxErrorLen)
+	p.State, p.Session, p.Error = Pending, client.Session{}, cut(why, maxErrorLen)
 	p.log(fmt.Sprintf("attempt %d on %s: %s", p.Attempt, w.Name, p.Error))
 	if p.spent() >= MaxAttempts {
 		p.State = Failed

@@ -218,7 +218,7 @@ func (w *worker) take(ctx context.Context, p *Part) (bool, error) {
 		return false, nil
 	}
 	silent, spent := p.State == Running, p.spent()
-	p.State, p.Worker, p.Session, p.Attempt, p.Beat = Running, w.Name, w.session, min(p.Attempt, MaxAttempts)+1, p.Beat+1
+	p.State, p.Worker, p.Life, p.Session, p.Attempt, p.Beat = Running, w.Name, w.Life, w.session, min(p.Attempt, MaxAttempts)+1, p.Beat+1
 	if spent >= MaxAttempts {
 		// Its worker died in each attempt: the part ends its workers.
 		p.State, p.Error = Failed, fmt.Sprintf("its workers died %d times", MaxAttempts)
@@ -375,8 +375,8 @@ func (w *worker) choose(ctx context.Context, j *Job, parts []*Part, can bool) (c
 			return nil, false, w.store.end(ctx, p.Job, Failed, fmt.Sprintf("%v: %s", p, p.Error))
 		}
 		left++
-		if w.bequeathed(p) {
-			if err := w.disown(ctx, p); err != nil {
+		if why := w.bequeathed(p); why != "" {
+			if err := w.disown(ctx, p, why); err != nil {
 				return nil, false, err
 			}
 		}

@@ -289,6 +289,7 @@ type Part struct {
 	State   State  `json:"state"`             // Pending, Running under Worker, or final
 	Attempt int    `json:"attempt,omitempty"` // begun so far; MaxAttempts of them, without one that has given way, fail the job
 	Worker  string `json:"worker,omitempty"`  // name of the one that runs it, or ran it last
+	Life    uint64 `json:"life,omitempty"`    // of that worker's process, see Config.Life; 0: unknown
 	Beat    uint64 `json:"beat,omitempty"`    // raised by the worker while it runs; one that stands still for a lease may be taken over
 	// Session under which the last attempt changes memory; zero once that attempt has ended. Another worker
 	// begins no attempt, and frees nothing, before this session is fenced.

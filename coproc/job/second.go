@@ -278,7 +278,7 @@ func (w *worker) takeBeside(ctx context.Context, p *Part) error {
 		silent := p.State == Running && w.still(string(partKey(p.Job, p.Phase, p.Index)), p.Beat<<8|uint64(p.Attempt)) > w.Lease
 		if (p.State == Pending || silent) && w.halted(ctx, p) {
 			now := *p
-			now.State, now.Worker, now.Session, now.Attempt, now.Beat = Running, w.Name, w.session, p.Attempt+1, p.Beat+1
+			now.State, now.Worker, now.Life, now.Session, now.Attempt, now.Beat = Running, w.Name, w.Life, w.session, p.Attempt+1, p.Beat+1
 			now.Second = &Second{Worker: w.Name}
 			now.second = false
 			switch err := w.store.swapPart(ctx, &now); {

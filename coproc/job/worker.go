@@ -43,9 +43,11 @@ type Config struct {
 	// Patience is how long a part waits for a worker beside its memory, where there is
 	// one, before one elsewhere takes it; 0 means 1 s.
 	Patience time.Duration
-	// Before says how the process ended that worked under this Name before; "" if there was none, or it is not known. Parts that it left
-	// running have failed for this reason, once its session is fenced.
-	Before string
+	// Life is a number of this process that no other one under this Name has; 0: none. Parts name the life in which they were begun.
+	Life uint64
+	// Before says, by their lives, how processes have ended that worked under this Name before. Parts that such a process has left running have
+	// failed for its reason, once its session is fenced.
+	Before map[uint64]string
 	// Places bounds the parts of one job that slots in several processes run at the same time; nil: this process has all slots of the worker.
 	Places Places
 	// Drain is how long parts that run may go on when the context of Work has ended; none is begun then. 0: their contexts end too.
@@ -233,9 +235,6 @@ func (cfg *Config) draining() bool {
 // work has a worker for each session of the client, one after the other, until the context ends, or the job of d.
 func work(ctx context.Context, cfg Config, d *client.Delegation, slots *desk) error {
 	for began := false; ; began = true {
-		if began {
-			cfg.Before = "" // parts of this name are this process's from here on
-		}
 		w, err := newWorker(ctx, cfg, d, slots)
 		var over bool
 		if err == nil {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -23,6 +25,7 @@ const slotPids = 2048
 type cgroups struct {
 	dir  string // of the cgroup that the worker has begun in
 	name string // prefix of the children's names
+	made atomic.Uint64
 }
 
 // ownCgroup is the folder of this process's cgroup of version 2, by the contents of /proc/self/cgroup and /proc/self/mountinfo.
@@ -65,6 +68,9 @@ func newCgroups() (*cgroups, error) {
 	if err != nil {
 		return nil, err
 	}
+	if _, err := os.Stat(filepath.Join(dir, "cgroup.type")); err != nil { // the root cgroup alone has none
+		return nil, fmt.Errorf("%s is the host's root cgroup, which is not the worker's alone", dir)
+	}
 	have, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
 		return nil, err
@@ -87,10 +93,30 @@ func newCgroups() (*cgroups, error) {
 	if err = c.enter(leaf); err == nil {
 		err = write(dir, "cgroup.subtree_control", enable)
 	}
+	if err == nil {
+		if err = canBegin(leaf); err != nil {
+			c.disable()
+		}
+	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("the worker's cgroup cannot have children with limits: %w", err), c.leave())
 	}
 	return c, nil
+}
+
+// canBegin says why no process can be made in a cgroup: a kernel before 5.7, or a filter of system calls, does not have clone3.
+func canBegin(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	const none = "/proc/self/no such program"
+	_, err = syscall.ForkExec(none, []string{none}, &syscall.ProcAttr{Sys: &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(f.Fd())}})
+	if errors.Is(err, syscall.ENOENT) { // the process was made, and has not found the program
+		return nil
+	}
+	return fmt.Errorf("clone3 into a cgroup: %w", err)
 }
 
 // enter moves this process into a cgroup.
@@ -108,16 +134,26 @@ func (c *cgroups) leave() error {
 
 // close undoes newCgroups when all slots have ended. An error is ignored: what is left goes with the parent.
 func (c *cgroups) close() {
-	for _, controller := range []string{"-cpu", "-pids", "-memory"} {
-		_ = write(c.dir, "cgroup.subtree_control", controller)
+	left, _ := filepath.Glob(filepath.Join(c.dir, c.name+".*"))
+	for _, dir := range left {
+		_ = os.Remove(dir)
 	}
+	c.disable()
 	_ = c.leave()
 }
 
-// slot makes the cgroup of slot n with its limits.
-func (c *cgroups) slot(n int, limit uint64) (dir string, err error) {
-	dir = filepath.Join(c.dir, fmt.Sprintf("%s.%d", c.name, n))
-	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+// disable takes the controllers from the children.
+func (c *cgroups) disable() {
+	for _, controller := range []string{"-cpu", "-pids", "-memory"} {
+		_ = write(c.dir, "cgroup.subtree_control", controller)
+	}
+}
+
+// slot makes a cgroup with limits for one process of a slot. The next one has another: processes that the kernel cannot end yet may be left in this one, and
+// the count of those that it has ended.
+func (c *cgroups) slot(limit uint64) (dir string, err error) {
+	dir = filepath.Join(c.dir, fmt.Sprintf("%s.%d", c.name, c.made.Add(1)))
+	if err := os.Mkdir(dir, 0o755); err != nil {
 		return "", err
 	}
 	for _, set := range []struct {

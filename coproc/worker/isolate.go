@@ -30,11 +30,14 @@ const (
 const maxProcesses = 16
 
 // Isolates says whether each of a worker's slots is to be a process, and, for IsolateAuto, why not; "" if there is one slot.
-func Isolates(mode string, slots int, metricsListen string) (apart bool, why string, err error) {
+func Isolates(mode string, slots, memory int, metricsListen string) (apart bool, why string, err error) {
 	switch mode {
 	case IsolateNone:
 		return false, "", nil
 	case IsolateProcess:
+		if memory < 1 {
+			return false, "", fmt.Errorf("--isolate %s needs a limit of live memory", mode)
+		}
 		return true, "", nil
 	case IsolateAuto:
 		switch {
@@ -42,6 +45,8 @@ func Isolates(mode string, slots int, metricsListen string) (apart bool, why str
 			why = fmt.Sprintf("--slots %d is more than %d", slots, maxProcesses)
 		case slots > 1 && metricsListen != "":
 			why = "--metrics-listen is one port, and each process needs one"
+		case slots > 1 && memory < 1:
+			why = "there is no limit of live memory"
 		}
 		return slots > 1 && why == "", why, nil
 	}

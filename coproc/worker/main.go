@@ -135,7 +135,7 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 
 // check refuses flags outside their bounds.
 func (o *options) check() error {
-	if _, _, err := Isolates(o.isolate, o.work.Slots, o.listen); err != nil {
+	if _, _, err := Isolates(o.isolate, o.work.Slots, o.memory, o.listen); err != nil {
 		return err
 	}
 	if o.memory < 1 || o.module < 1 || o.memory > 1<<30 || o.module > 4<<10 {
@@ -175,7 +175,7 @@ func (o *options) run(ctx context.Context, out io.Writer, log *slog.Logger) erro
 		return err
 	}
 	if slot == nil {
-		apart, why, err := Isolates(o.isolate, o.work.Slots, o.listen)
+		apart, why, err := Isolates(o.isolate, o.work.Slots, o.memory, o.listen)
 		if err != nil {
 			return err
 		}

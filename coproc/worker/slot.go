@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"os"
+	"runtime"
 	"runtime/debug"
 
 	"golang.org/x/sys/unix"
@@ -26,8 +27,11 @@ const (
 type Slot struct {
 	Number int    `json:"number"` // from 1
 	Name   string `json:"name"`   // that of the worker, and the number
-	// Before is why the process ended that was this slot before; "" for the first one.
-	Before string `json:"before,omitempty"`
+	// Life is a number that no other process of this slot has, and Before says why those have ended that were this slot before, by their lives.
+	Life   uint64            `json:"life"`
+	Before map[uint64]string `json:"before,omitempty"`
+	// Parent is the worker's process.
+	Parent int `json:"parent"`
 	// Memory is what the runtime keeps to by collecting garbage, in bytes.
 	Memory int64 `json:"memory"`
 
@@ -50,15 +54,39 @@ func ThisSlot() (*Slot, error) {
 			return nil, fmt.Errorf("slot %s: inherited file %d: %w", s.Name, fd, err)
 		}
 	}
+	if err := endsWith(s.Parent); err != nil {
+		return nil, fmt.Errorf("slot %s: %w", s.Name, err)
+	}
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(s.Memory)
 	}
 	return s, nil
 }
 
+// endsWith has the kernel kill this process when its parent ends. The parent has asked for that when it made this process, but the kernel forgets it when
+// the program's file has capabilities, as in a container image.
+func endsWith(parent int) error {
+	set := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // the kernel keeps this for a thread
+		err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
+		set <- err
+		if err == nil {
+			select {} // as long as the process
+		}
+	}()
+	if err := <-set; err != nil {
+		return fmt.Errorf("signal at the worker's end: %w", err)
+	}
+	if is := unix.Getppid(); is != parent { // before the kernel knew
+		return fmt.Errorf("its worker, process %d, has ended", parent)
+	}
+	return nil
+}
+
 // Apply makes the configuration of a worker that of this slot.
 func (s *Slot) Apply(cfg *job.Config) {
-	cfg.Name, cfg.Slots, cfg.Before, cfg.Places = s.Name, 1, s.Before, s
+	cfg.Name, cfg.Slots, cfg.Life, cfg.Before, cfg.Places = s.Name, 1, s.Life, s.Before, s
 }
 
 // Listen is the address of this slot's metrics, by that of the worker.

@@ -1,23 +1,17 @@
 package worker
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"os"
-	"os/exec"
-	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/quarrystore/quarry/internal/procs"
 )
 
 // Slots runs each slot of a worker as a process of this program, with the same arguments. A slot is a worker of jobs with a session and a
@@ -31,7 +25,7 @@ type Slots struct {
 	Err     io.Writer     // standard error of the slots
 	Logger  *slog.Logger
 
-	cg     *cgroups // nil: there is none, and RLIMIT_DATA limits the slots
+	cg     *cgroups // nil: there is none, and the worker watches the memory of the slots
 	places *os.File // see Slot.Take
 }
 
@@ -43,6 +37,9 @@ const (
 	restartReady = 2 * time.Second
 	// killAfter is how long a slot has, after Drain, to end its parts and to sign off.
 	killAfter = 5 * time.Second
+	// maxBefore is of how many processes of a slot the next one knows how they have ended: their parts wait for the fence of their sessions while
+	// others follow them.
+	maxBefore = 16
 )
 
 // Run runs the slots until ctx ends. Then each has Drain to end its part. ready is called when all of them accept parts, with the
@@ -124,22 +121,33 @@ func (s *Slots) await(ctx context.Context, begun <-chan string, ready func([]str
 // keep runs one slot until ctx ends, and starts it again when it ends, each time after a longer pause; one that has lived for a minute begins with
 // the shortest anew. The error is of one that was never ready.
 func (s *Slots) keep(ctx context.Context, n int, begun chan<- string) error {
-	pause, before, ever := restartMin, "", false
+	pause, ever := restartMin, false
+	slot := Slot{Number: n, Name: s.named(n), Before: map[uint64]string{}, Parent: os.Getpid(), Memory: int64(s.Memory)}
+	var lives []uint64 // of those that were ready, in their order
 	for {
 		began := time.Now()
-		said, how, code := s.once(ctx, n, before, begun, !ever)
+		slot.Life = rand.Uint64() | 1
+		said, how, code := s.once(ctx, slot, begun)
 		switch {
 		case ctx.Err() != nil:
+			if code != 0 {
+				s.Logger.Warn("slot has ended before it has signed off", "slot", slot.Name, "reason", how)
+			}
 			return nil
 		case !said && !ever:
-			return &SlotError{s.named(n), how, code}
+			return &SlotError{slot.Name, how, code}
 		case said:
-			ever, before = true, how
+			ever, begun = true, nil
+			lives, slot.Before[slot.Life] = append(lives, slot.Life), how
+			if len(lives) > maxBefore {
+				delete(slot.Before, lives[0])
+				lives = lives[1:]
+			}
 		}
 		if time.Since(began) > time.Minute {
 			pause = restartMin
 		}
-		s.Logger.Warn("slot has ended and is started again", "slot", s.named(n), "reason", how, "after", pause)
+		s.Logger.Warn("slot has ended and is started again", "slot", slot.Name, "reason", how, "after", pause)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -153,134 +161,3 @@ func (s *Slots) keep(ctx context.Context, n int, begun chan<- string) error {
 
 // named is the name of a slot as a worker of jobs.
 func (s *Slots) named(n int) string { return fmt.Sprintf("%s/%d", s.Name, n) }
-
-// once runs a slot once. said: it was ready; how and code: the way it ended.
-func (s *Slots) once(ctx context.Context, n int, before string, begun chan<- string, tell bool) (said bool, how string, code int) {
-	slot := Slot{Number: n, Name: s.named(n), Before: before, Memory: int64(s.Memory)}
-	attr := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // the terminal interrupts the worker alone, which tells its slots
-	var dir string
-	if s.cg != nil {
-		var err error
-		if dir, err = s.cg.slot(n, hardLimit(s.Memory)); err != nil {
-			return false, err.Error(), -1
-		}
-		defer s.cg.end(dir)
-		f, err := os.Open(dir)
-		if err != nil {
-			return false, err.Error(), -1
-		}
-		defer f.Close()
-		attr.UseCgroupFD, attr.CgroupFD = true, int(f.Fd())
-	}
-	r, w, err := os.Pipe()
-	if err != nil {
-		return false, err.Error(), -1
-	}
-	text, err := json.Marshal(slot)
-	if err != nil {
-		return false, err.Error(), -1
-	}
-	errs := &lastWords{to: s.Err}
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", os.Args[1:]...) // also after the file was replaced
-	cmd.Args[0] = os.Args[0]
-	cmd.Env = append(os.Environ(), slotEnv+"="+string(text))
-	cmd.ExtraFiles = []*os.File{w, s.places}
-	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = os.Stdout, errs, attr
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = s.Drain + killAfter
-	over := make(chan bool, 1)
-	ended := make(chan error, 1)
-	procs.OnOtherThread(func() {
-		err := cmd.Start()
-		w.Close()
-		if err == nil {
-			gone := make(chan struct{})
-			go func() { over <- dir == "" && watch(cmd.Process, hardLimit(s.Memory), gone) }()
-			err = cmd.Wait()
-			close(gone)
-		} else {
-			over <- false
-		}
-		ended <- err
-	})
-	var first readySlot
-	said = json.NewDecoder(r).Decode(&first) == nil // or it has ended
-	r.Close()
-	if said && tell {
-		begun <- first.Metrics
-	}
-	err = <-ended
-	e := ending{err: err, words: errs.words(), over: <-over || dir != "" && kills(dir) > 0, limit: hardLimit(s.Memory) >> 20, by: "which the worker watches"}
-	if dir != "" {
-		e.by = "memory.max of its cgroup"
-	}
-	return said, e.String(), cmd.ProcessState.ExitCode()
-}
-
-// ending is how a slot's process has ended.
-type ending struct {
-	err   error
-	words string // the last that it has written
-	over  bool   // it was ended because of its limit
-	limit uint64 // MiB
-	by    string // whose limit it is
-}
-
-// String names the limit.
-func (e ending) String() string {
-	limit := fmt.Sprintf("%d MiB, %s", e.limit, e.by)
-	var exit *exec.ExitError
-	switch {
-	case e.over:
-		return fmt.Sprintf("the slot's process was ended: it has taken more memory than its limit (%s)", limit)
-	case errors.As(e.err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL:
-		return fmt.Sprintf("the slot's process was killed (SIGKILL), by an operator, or by the kernel because the host had no memory left; it was within its own limit (%s)", limit)
-	case e.err == nil:
-		return "the slot's process has ended by itself"
-	case e.words != "":
-		return fmt.Sprintf("the slot's process has ended: %v: %s", e.err, e.words)
-	}
-	return fmt.Sprintf("the slot's process has ended: %v", e.err)
-}
-
-// lastWords passes on what a process writes to its standard error, and keeps the line that says why it ends.
-type lastWords struct {
-	to   io.Writer
-	mu   sync.Mutex
-	line []byte // not complete yet, or the first bytes of a long one
-	kept string
-}
-
-// maxWords bounds a line.
-const maxWords = 500
-
-// Write implements io.Writer.
-func (l *lastWords) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	for rest := b; len(rest) > 0; {
-		part, after, whole := bytes.Cut(rest, []byte{'\n'})
-		l.line = append(l.line, part[:min(len(part), maxWords-len(l.line))]...)
-		if rest = after; whole {
-			l.note()
-			l.line = l.line[:0]
-		}
-	}
-	l.mu.Unlock()
-	return l.to.Write(b)
-}
-
-// note keeps a line that a process ends with: the runtime's, that of a panic, or the program's own.
-func (l *lastWords) note() {
-	for _, prefix := range []string{"fatal error: ", "panic: ", "runtime: out of memory", "quarry: ", "worker: "} {
-		if strings.HasPrefix(string(l.line), prefix) && !strings.Contains(l.kept, "out of memory") {
-			l.kept = string(l.line)
-		}
-	}
-}
-
-// words are the line.
-func (l *lastWords) words() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.kept
-}

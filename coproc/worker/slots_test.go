@@ -250,24 +250,28 @@ func TestIsolates(t *testing.T) {
 		mode    string
 		slots   int
 		metrics string
+		memory  int
 		apart   bool
 		why     string
 	}{
-		{IsolateAuto, 1, "", false, ""},
-		{IsolateAuto, 2, "", true, ""},
-		{IsolateAuto, 2, "127.0.0.1:9430", false, "--metrics-listen"},
-		{IsolateAuto, 17, "", false, "--slots 17"},
-		{IsolateProcess, 1, "127.0.0.1:9430", true, ""},
-		{IsolateNone, 8, "", false, ""},
+		{IsolateAuto, 1, "", 1, false, ""},
+		{IsolateAuto, 2, "", 1, true, ""},
+		{IsolateAuto, 2, "", 0, false, "no limit of live memory"},
+		{IsolateAuto, 2, "127.0.0.1:9430", 1, false, "--metrics-listen"},
+		{IsolateAuto, 17, "", 1, false, "--slots 17"},
+		{IsolateProcess, 1, "127.0.0.1:9430", 1, true, ""},
+		{IsolateNone, 8, "", 0, false, ""},
 	} {
-		apart, why, err := Isolates(c.mode, c.slots, c.metrics)
+		apart, why, err := Isolates(c.mode, c.slots, c.memory, c.metrics)
 		require.NoError(t, err)
 		require.Equal(t, c.apart, apart, "%+v", c)
 		require.Contains(t, why, c.why)
 		require.Equal(t, c.why == "", why == "")
 	}
-	_, _, err := Isolates("jail", 2, "")
+	_, _, err := Isolates("jail", 2, 1, "")
 	require.ErrorContains(t, err, `--isolate "jail"`)
+	_, _, err = Isolates(IsolateProcess, 2, 0, "")
+	require.ErrorContains(t, err, "needs a limit of live memory")
 
 	for n, want := range map[int]string{1: "127.0.0.1:9430", 3: "127.0.0.1:9432"} {
 		at, err := portOf("127.0.0.1:9430", n)
@@ -295,4 +299,9 @@ func TestLastWords(t *testing.T) {
 	require.Equal(t, text, out.String())
 	require.Equal(t, "runtime: out of memory: cannot allocate 4 bytes", l.words())
 	require.LessOrEqual(t, cap(l.line), 2*maxWords)
+
+	l = &lastWords{to: io.Discard}
+	_, err := io.WriteString(l, "quarry: a cache is out of memory\npanic: later\n") // the process has survived the first
+	require.NoError(t, err)
+	require.Equal(t, "panic: later", l.words())
 }

@@ -7,6 +7,7 @@
 #   test-rdma.sh            everything: fabric, slab protocol, litmus, a whole cluster, ratios
 #   test-rdma.sh contract   the fabric's own tests alone
 #   test-rdma.sh ratios     latencies beside perftest's alone
+#   test-rdma.sh slots      slots of a worker with cgroups of version 2 alone: no RDMA, but the same machine
 #   test-rdma.sh suited     the contract, and everything else, with few samples, where that was quick enough
 #   test-rdma.sh cluster    a whole cluster alone; -test.run and the like go to its test binary
 #   test-rdma.sh pmem       persistent memory alone: a DAX file system and a device, on emulated NVDIMMs
@@ -19,7 +20,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 what=all
 case "${1:-}" in
-contract | ratios | suited | cluster | pmem | two | iwarp) what=$1; shift ;;
+contract | ratios | suited | cluster | pmem | two | iwarp | slots) what=$1; shift ;;
 -*) what=fabric ;;
 esac
 work=$(mktemp -d)
@@ -56,6 +57,7 @@ if [ $what = all ] || [ $what = suited ]; then
 	build test -c -vet=off -ldflags=-w -tags $tags -o "$work/alloc.test" ./alloc
 	build test -c -vet=off -ldflags=-w -tags $tags -o "$work/slab.test" ./slab
 fi
+case $what in all | suited | slots) GOGC=${GOGC:-400} CGO_ENABLED=0 go test -c -vet=off -ldflags=-w -tags netgo,osusergo -o "$work/worker.test" ./coproc/worker ;; esac
 case $what in all | suited | pmem)
 	build test -c -vet=off -ldflags=-w -o "$work/pmem.test" ./rdma/host/pmem
 	build test -c -vet=off -ldflags=-w -o "$work/host.test" ./rdma/host
@@ -162,6 +164,20 @@ above() {
 	flushes
 	cluster
 }
+# Slots of a worker with cgroups of version 2, which few hosts delegate: as another user, whose cgroup it is, as systemd has it. The cgroups
+# of a host are left alone.
+slots() {
+	[ -d /run/rxevm/job ] || { echo "test-rdma: slots with cgroups: skipped, this host's device is used and its cgroups are left alone"; return; }
+	cgroups=/sys/fs/cgroup own=/sys/fs/cgroup/worker
+	mount -t cgroup2 none $cgroups && echo "+memory +pids +cpu" >$cgroups/cgroup.subtree_control && mkdir $own && chmod 755 "$work" &&
+		chown nobody $own $own/cgroup.procs $own/cgroup.threads $own/cgroup.subtree_control || { echo "test-rdma: slots with cgroups: FAILED"; failed=1; return; }
+	QUARRY_TEST_DELEGATED=1
+	export QUARRY_TEST_DELEGATED
+	part "slots in the root cgroup" /tmp "$work/worker.test" -test.run 'RootCgroup'
+	part "slots with cgroups" /tmp sh -c 'echo $$ >'$own'/cgroup.procs && exec setpriv --reuid nobody --regid nogroup --clear-groups "$@"' sh \
+		"$work/worker.test" -test.run '^TestCgroupsOfSlots$|^TestHazard290_TheKernelEndsAGreedySlotAlone$' -test.timeout 5m
+	umount $cgroups
+}
 # What each flush method costs here, or why it cannot run.
 flushes() {
 	echo "quarry bench --flush:"
@@ -191,12 +207,14 @@ ratios) ratios ;;
 fabric) cd rdma/verbs && exec "$tests" -test.v -test.timeout 280s "$@" ;;
 pmem) pmem 'ContractFile' ;;
 iwarp) iwarp "$@" ;;
+slots) slots ;;
 contract) fabric 'Ratio|ContractWithWindows' ;;
 cluster)
 	flushes
 	cluster "$@"
 	;;
 suited)
+	slots
 	began=$(cut -d. -f1 /proc/uptime)
 	pmem 'ContractFile/Verbs'
 	fabric 'Ratio|ContractWithWindows|ContractWithAgentAtomics'
@@ -215,6 +233,7 @@ suited)
 	fi
 	;;
 all)
+	slots
 	pmem 'ContractFile'
 	ratios
 	fabric Ratio
