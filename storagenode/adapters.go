@@ -30,9 +30,10 @@ type adapter struct {
 	listener net.Listener // queue pairs are exchanged there
 	address  string       // of listener, as the table shows it
 
-	server  *verbs.Server // nil until a controller has answered
-	loop    *verbs.Loop   // nil unless the adapter executes the atomics
-	retired atomic.Bool   // nothing goes through the adapter any more
+	server  *verbs.Server               // nil until a controller has answered
+	shut    func(context.Context) error // server.Close
+	loop    *verbs.Loop                 // nil unless the adapter executes the atomics
+	retired atomic.Bool                 // nothing goes through the adapter any more
 }
 
 // errRetired: the node has lost the adapter.
@@ -98,11 +99,24 @@ func (a *adapter) status() Adapter {
 
 // retire ends all access through the adapter. nil: no verb runs there any more, and none ever will.
 func (a *adapter) retire(ctx context.Context) error {
-	if err := a.server.Close(ctx); err != nil {
+	if err := a.end(ctx); err != nil {
 		return err
 	}
 	a.retired.Store(true)
 	return nil
+}
+
+// end closes the server, and waits for that until ctx ends: the driver of a device that has failed may hold the call that destroys a
+// queue pair or a registration for ever, and a context does not end such a call. The memory stays pinned then.
+func (a *adapter) end(ctx context.Context) error {
+	done := make(chan error, 1)
+	go func() { done <- a.shut(ctx) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("the access through %s has not ended: %w", a.caps.Device, ctx.Err())
+	}
 }
 
 // close gives the device back.
@@ -115,7 +129,7 @@ func (a *adapter) close(ctx context.Context) error {
 	if a.retired.Load() {
 		return err
 	}
-	return errors.Join(err, a.server.Close(ctx))
+	return errors.Join(err, a.end(ctx))
 }
 
 // lose gives up an adapter that has failed, and has the controllers told. Where another one is left, the node goes on: else, or if the
@@ -128,7 +142,7 @@ func (n *Node) lose(a *adapter, cause error) {
 	switch {
 	case n.ctx.Err() != nil:
 	case err != nil:
-		n.failed <- fmt.Errorf("storage node %s: %w", n.cfg.Name, cause)
+		n.failed <- fmt.Errorf("storage node %s: %w", n.cfg.Name, errors.Join(cause, err))
 	default:
 		n.cfg.Logger.Warn("storage node: an adapter is lost: its regions go on by another one", "node", n.cfg.Name, "device", a.caps.Device, "adapter", a.number, "reason", cause)
 	}

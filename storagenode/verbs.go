@@ -250,6 +250,7 @@ func (n *Node) admitBy(ad *adapter, cluster [16]byte, id uint32, limits host.Lim
 	if ad.server, err = verbs.NewServer(cluster, &n.keys, id, n.incarnation, limits, ad.device, n.cfg.Logger); err != nil {
 		return fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
 	}
+	ad.shut = ad.server.Close
 	ad.server.OnLeft(n.sessionLeft)
 	if n.domain != proto.DomainAdapter {
 		return nil
