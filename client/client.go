@@ -49,7 +49,7 @@ type Client struct {
 
 	deferredFrees   deferredFrees // chunks of large objects still to be freed
 	payloadKeys     payloadKeys   // what payloads are encrypted with, by tenant
-	providers       sync.Map      // node id -> nodeProvider: the provider that worked for the node
+	providers       sync.Map      // nodeAdapter -> nodeProvider: the provider that worked for it
 	rails           []rail.Own    // of Config.Rails; never changes
 	downs           rail.Downs    // addresses of nodes that did not answer lately
 	crossed         sync.Map      // incarnation and rail, as nodeProvider: crossings that were warned of

@@ -60,38 +60,41 @@ func (c *Client) logProvider(n *quarrypb.Node, name, address string, failed []er
 	}
 }
 
-// nodeProvider is the provider that has worked for one incarnation of a node. A later
-// incarnation may run on another host or have other adapters.
+// nodeProvider is the provider that has worked for an adapter of one incarnation of a node, or for
+// the node if it has one adapter or none. A later incarnation may run on another host or have other
+// adapters.
 type nodeProvider struct {
 	incarnation uint64
 	provider    string
 }
 
-// rememberProvider records the provider that has worked for an incarnation of a node, unless
-// one is recorded. It reports whether it was the first.
-func (c *Client) rememberProvider(node uint32, p nodeProvider) (first bool) {
+// rememberProvider records the provider that has worked for an adapter of an incarnation of a node, unless
+// one is recorded. It returns the recorded one, and reports whether that is new.
+func (c *Client) rememberProvider(at nodeAdapter, p nodeProvider) (provider string, first bool) {
 	for {
-		old, known := c.providers.LoadOrStore(node, p)
+		old, known := c.providers.LoadOrStore(at, p)
 		if !known {
-			return true
+			return p.provider, true
 		}
-		if old.(nodeProvider).incarnation == p.incarnation {
-			return false
+		if was := old.(nodeProvider); was.incarnation == p.incarnation {
+			return was.provider, false
 		}
-		if c.providers.CompareAndSwap(node, old, p) {
-			return true
+		if c.providers.CompareAndSwap(at, old, p) {
+			return p.provider, true
 		}
 	}
 }
 
-// dial connects a lane to a node. The first provider that works for an incarnation of a node
-// is used from then on: TransportAuto tries another only while none has worked.
+// dial connects a lane to a node. The first provider that works for an adapter of an incarnation of a node
+// is used for that adapter from then on: TransportAuto tries another only while none has worked. Lanes depend on
+// that: a chain without an answer is over when the lane has another connection by the same provider.
 //
 // way is the address that was taken of a node that has several, else nil. adapter is the one of a node with several that serves what
 // the lane wants; by other providers every adapter is reached.
 func (c *Client) dial(ctx context.Context, n *quarrypb.Node, adapter uint32, as *rdma.Credentials, lane uint32) (conn rdma.Conn, way *rail.Path, err error) {
 	chosen := ""
-	if v, ok := c.providers.Load(n.Id); ok && v.(nodeProvider).incarnation == n.Incarnation {
+	at := nodeAdapter{n.Id, adapter}
+	if v, ok := c.providers.Load(at); ok && v.(nodeProvider).incarnation == n.Incarnation {
 		chosen = v.(nodeProvider).provider
 	}
 	var errs []error
@@ -116,10 +119,15 @@ func (c *Client) dial(ctx context.Context, n *quarrypb.Node, adapter uint32, as 
 				}
 			}
 			if err == nil {
-				if c.rememberProvider(n.Id, nodeProvider{n.Incarnation, name}) {
-					c.logProvider(n, name, address, errs)
+				used, first := c.rememberProvider(at, nodeProvider{n.Incarnation, name})
+				if used == name {
+					if first {
+						c.logProvider(n, name, address, errs)
+					}
+					return conn, way, nil
 				}
-				return conn, way, nil
+				conn.Close()
+				err = fmt.Errorf("%s %s: another lane has connected by %s meanwhile", name, e.Address, used)
 			}
 			if errors.Is(err, rdma.ErrRevoked) {
 				return nil, nil, err

@@ -44,6 +44,7 @@ type nodeConn struct {
 	node        uint32      // number in the table
 	adapter     uint32      // of the node over verbs, else everyAdapter
 	incarnation uint64      // of the node, when the connection was made
+	leads       uint32      // bits of the adapters for which the connection's provider is recorded; the lane's
 	way         *rail.Path  // of a node with several addresses; else nil
 	cut         atomic.Bool // install has closed it because the table has removed the node
 }
@@ -310,10 +311,12 @@ func (l *lane) window(r *quarrypb.Region, rep *quarrypb.Replica, attempt int) (r
 func (l *lane) connect(at nodeAdapter, incarnation uint64, attempt int) (*nodeConn, error) {
 	node := at.node
 	if c := l.have(at); c != nil {
-		if c.incarnation == incarnation && !c.cut.Load() {
+		switch {
+		case c.incarnation != incarnation || c.cut.Load():
+			l.drop(c)
+		case l.leadsTo(c, at.adapter):
 			return c, nil
 		}
-		l.drop(c)
 	}
 	if !inService(l.adopted.table, node, incarnation) {
 		return nil, errNotYet
@@ -336,10 +339,14 @@ func (l *lane) connect(at nodeAdapter, incarnation uint64, attempt int) (*nodeCo
 		l.reportTrouble(node, err)
 		return nil, l.notYet(err)
 	}
+	leads := uint32(1) << at.adapter
 	if conn.Provider() != TransportVerbs {
 		at.adapter = everyAdapter
 	}
-	c := &nodeConn{Conn: conn, node: node, adapter: at.adapter, incarnation: incarnation, way: way}
+	c := &nodeConn{Conn: conn, node: node, adapter: at.adapter, incarnation: incarnation, leads: leads, way: way}
+	if old := l.conns[at]; old != nil { // the node has ended it: providers that reach every adapter have one access control
+		l.drop(old)
+	}
 	if !l.session.register(c) || !c.rightPeer() {
 		l.session.discard(c)
 		return nil, fmt.Errorf("%w: node %d has another incarnation", errNotYet, node)

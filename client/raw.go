@@ -72,7 +72,7 @@ func (c *Client) RawRegions(ctx context.Context, fresh bool) ([]RawRegion, error
 			Durable: durable(r), Usable: r.Usable(), MemoryUsed: r.SizeBytes}
 		if len(r.Replicas) > 0 {
 			x.Node = r.Replicas[0].Node
-			if known, ok := c.providers.Load(x.Node); ok {
+			if known, ok := c.providers.Load(nodeAdapter{x.Node, r.Replicas[0].Adapter}); ok {
 				x.Provider = known.(nodeProvider).provider
 			}
 		}

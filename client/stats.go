@@ -212,8 +212,11 @@ func (c *Client) Stats() Stats {
 	for k := range sum {
 		out.Kinds[Kind(k).String()] = sum[k]
 	}
-	c.providers.Range(func(id, p any) bool {
-		out.Providers[id.(uint32)] = p.(nodeProvider).provider
+	c.providers.Range(func(at, p any) bool {
+		node, name := at.(nodeAdapter).node, p.(nodeProvider).provider
+		if out.Providers[node] == "" || name != TransportVerbs { // of a node with several adapters, the one that is no RDMA if some are
+			out.Providers[node] = name
+		}
 		return true
 	})
 	return out
