@@ -31,6 +31,7 @@ const (
 type caches struct {
 	used    bool             // the kernel caches their pages: msync flushes them
 	entered bool             // the folder's file of this boot is ours
+	checked bool             // checkCaches has come to its end
 	refused map[string]error // files that are not mapped, by their paths
 }
 
@@ -88,25 +89,31 @@ func (d *folder) checkCaches(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if why == nil { // the kernel tells of an error once: what is found here is not to be forgotten by a start that fails behind it
+		if err := d.enterCaches(); err != nil {
+			return err
+		}
+	}
 	paths, err := d.regionPaths()
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, lockPatience)
-	defer cancel()
 	d.caches.refused = map[string]error{}
+	patience := lockPatience
 	for _, p := range paths {
 		if st, err := os.Stat(p); err != nil || !st.Mode().IsRegular() {
 			continue // open has the error
 		}
-		switch err := host.CheckCache(ctx, p, why != nil); {
+		switch err := host.CheckCache(ctx, p, why != nil, patience); {
 		case errors.Is(err, host.ErrCached):
 			d.caches.refused[p] = err
 			d.log.Error("storage node: this region is not served", "error", err)
+			patience = max(patience/2, lockPatience/16) // each file has some: what keeps the pages of one need not keep the others
 		case err != nil:
 			return err
 		}
 	}
+	d.caches.checked = true
 	if why != nil {
 		d.log.Warn("storage node: region files are read from the disk again", "data", d.dir, "files", len(paths), "reason", why)
 	}
@@ -162,7 +169,7 @@ func (d *folder) giveUpRefused(path string) error {
 
 // leaveCaches removes the folder's file if the page cache can be relied on. After an error of that, the next node drops the caches.
 func (d *folder) leaveCaches(clean bool) {
-	if d.caches.entered && clean && len(d.caches.refused) == 0 {
+	if d.caches.entered && d.caches.checked && clean && len(d.caches.refused) == 0 {
 		_ = os.Remove(d.runningPath())
 	}
 }

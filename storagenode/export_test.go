@@ -13,9 +13,12 @@ import (
 func (c *Config) OnDevice(d *pmem.Device) { c.device = d }
 
 // ShortPatience has nodes of the test wait less for what other processes hold.
-func ShortPatience(t interface{ Cleanup(func()) }) {
+func ShortPatience(t interface{ Cleanup(func()) }) { Patience(t, 100*time.Millisecond) }
+
+// Patience is ShortPatience with a time.
+func Patience(t interface{ Cleanup(func()) }, d time.Duration) {
 	was := lockPatience
-	lockPatience = 100 * time.Millisecond
+	lockPatience = d
 	t.Cleanup(func() { lockPatience = was })
 }
 

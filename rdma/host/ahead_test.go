@@ -38,9 +38,9 @@ func cold(t *testing.T, dir string) *Memory {
 }
 
 func cachedPages(t *testing.T, mem []byte) int {
-	n, err := CachedPages(mem)
+	pages, err := inCache(mem)
 	require.NoError(t, err)
-	return n
+	return count(pages)
 }
 
 // A file that is read ahead comes into the page cache without a fault.

@@ -2,10 +2,12 @@ package host
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"github.com/stretchr/testify/require"
@@ -99,13 +101,64 @@ func TestHazard282_ErrorThatNobodyWasTold(t *testing.T) {
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()
-	require.ErrorIs(t, CheckCache(ended, path, true), unix.EWOULDBLOCK)
+	require.ErrorIs(t, CheckCache(ended, path, true, time.Minute), unix.EWOULDBLOCK)
 	copy(m.Bytes()[4096:], "changed!")
 	require.NoError(t, m.Close())
 	require.NotZero(t, cached())
-	require.NoError(t, CheckCache(t.Context(), path, false))
+	require.NoError(t, CheckCache(t.Context(), path, false, time.Minute))
 	require.NotZero(t, cached(), "nothing has failed yet")
 	unix.Sync() // the error is kept for the next one that opens the file
-	require.NoError(t, CheckCache(t.Context(), path, false))
+	require.NoError(t, CheckCache(t.Context(), path, false, time.Minute))
 	require.Zero(t, cached())
+}
+
+// cachedOf is how many pages of a file are in the page cache.
+func cachedOf(f *os.File) (int, error) {
+	st, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(st.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return 0, err
+	}
+	pages, err := inCache(mem)
+	return count(pages), errors.Join(err, unix.Munmap(mem))
+}
+
+// Pages that another process maps stay in the cache. They are no reason to refuse a file while they are as the disk has them. One that the disk did
+// not take is.
+func TestHazard285_PagesThatStayAreComparedWithTheDisk(t *testing.T) {
+	m := failing(t)
+	path := m.Name()
+	require.NoError(t, m.Close())
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	disk, err := openDirect(f)
+	if err != nil {
+		t.Skipf("cached pages cannot be compared with the disk here: %v", err)
+	}
+	require.NoError(t, disk.Close())
+	mem, err := unix.Mmap(int(f.Fd()), 0, 16<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	defer unix.Munmap(mem)
+	for off := 0; off < len(mem); off += 3 * os.Getpagesize() {
+		require.Zero(t, mem[off])
+	}
+	require.NoError(t, CheckCache(t.Context(), path, true, 0))
+	n, err := cachedOf(f)
+	require.NoError(t, err)
+	require.NotZero(t, n, "they stay: if they do not, nothing is shown here")
+
+	const last = 16<<20 - 4096
+	copy(mem[last:], "changed!")
+	require.Error(t, unix.Msync(mem[last:], unix.MS_SYNC))
+	require.Equal(t, "changed!", string(mem[last:last+8]))
+	for tries := 0; f.Sync() != nil; tries++ { // until the kernel has forgotten
+		require.Less(t, tries, 100)
+	}
+	err = CheckCache(t.Context(), path, true, 0)
+	require.ErrorIs(t, err, ErrCached)
+	require.ErrorContains(t, err, "is not as the disk has it")
 }

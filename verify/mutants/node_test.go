@@ -18,7 +18,7 @@ var nodeMutants = []mutant{
 	},
 	{
 		name: "page cache of a killed node trusted", what: "maps region files behind a node that was killed without having them read from the disk again",
-		edits: []edit{{"storagenode.(*folder).checkCaches", `host.CheckCache(ctx, p, why != nil)`, `host.CheckCache(ctx, p, false)`}},
+		edits: []edit{{"storagenode.(*folder).checkCaches", `host.CheckCache(ctx, p, why != nil, patience)`, `host.CheckCache(ctx, p, false, patience)`}},
 		runs:  []run{tests("storagenode", "^TestHazard282_CacheThatStays$")},
 	},
 	{
