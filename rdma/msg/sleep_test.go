@@ -127,3 +127,41 @@ func TestHazard315_ClientSleepsBesideItsAnswer(t *testing.T) {
 	t.Log(schedules, "schedules,", slept, "with a sleep")
 	require.Greater(t, slept, 100)
 }
+
+// early is a connection over shm to a node of an earlier version, which is woken through the socket, wakes no client and knows none of the words for that.
+type early struct {
+	*still
+	t *testing.T
+}
+
+func (e *early) Ring(*rdma.Window, uint64) { e.t.Fatal("no thread of this node sleeps") }
+func (e *early) Sleep(*rdma.Window, uint64, uint32, time.Duration) bool {
+	e.t.Fatal("this node would not wake the client")
+	return false
+}
+
+// A client that could sleep in a thread finds that an earlier node wakes nobody: it wakes that node through the socket, and looks for its answer.
+func TestClientOfAnEarlierNode(t *testing.T) {
+	arena, err := rdma.NewArena(msg.BufferBytes)
+	require.NoError(t, err)
+	defer arena.Close()
+	s := &early{still: &still{words: newWords()}, t: t}
+	c, err := msg.Open(t.Context(), s, arena)
+	require.NoError(t, err)
+	c.SetLooks(0)
+	for calls := 1; calls <= 3; calls++ {
+		c.SetPause(func(_ context.Context, try int) error {
+			if require.Equal(t, calls, s.woken); try == 3 {
+				s.server.Wake()
+				_, err := s.server.Serve(func(_ uint16, q, a []byte) (int, error) { return copy(a, q), nil }, nil)
+				require.NoError(t, err)
+				require.True(t, s.server.Sleep(false))
+			}
+			return nil
+		})
+		answer := make([]byte, 1)
+		_, err = c.Call(t.Context(), msg.Echo, []byte("x"), answer)
+		require.NoError(t, err)
+		require.Equal(t, "x", string(answer))
+	}
+}
