@@ -219,7 +219,7 @@ func TestHazard287_EachFileHasItsPatience(t *testing.T) {
 		}
 		over <- unix.Munmap(goes)
 	}()
-	storagenode.Patience(t, 3*time.Second)
+	storagenode.Patience(t, 8*time.Second)
 	n = b.start(b.config(d.dir))
 	last := b.registrations()[len(b.registrations())-1]
 	require.Equal(t, []uint32{1}, last.Node.MissingRegions)
