@@ -79,7 +79,7 @@ func TestRoundsOfTheTable(t *testing.T) {
 				for i := range writes {
 					writes[i] = btree.Write{Key: keys[i], Edit: edit}
 				}
-				tree.WriteEach(ctx, writes)
+				require.NoError(t, tree.WriteEach(ctx, writes))
 				for _, w := range writes {
 					require.False(t, w.Alone)
 					require.NoError(t, w.Err)

@@ -93,15 +93,16 @@ func (p *program) nextShared(x *share) *btree.Write {
 
 // WriteEach makes up to 64 writes, which are in the order of their keys: those of one leaf as WriteRun does, and all leaves with the rounds of
 // one. Alone says of a write that nothing was done, as of those behind the first 64: the caller makes it by WriteRun, and those of
-// its key that are Alone too behind it, in their order. Those that are not Alone have their answers.
+// its key that are Alone too behind it, in their order. Those that are not Alone have their answers. err is not nil only if the context
+// ended before any write was made: all are Alone then.
 //
 // Linearizes like as many Puts and Deletes, those of one leaf at one instant.
-func (t *Tree) WriteEach(ctx context.Context, writes []btree.Write) {
+func (t *Tree) WriteEach(ctx context.Context, writes []btree.Write) error {
 	for i := range writes {
 		writes[i].Alone = true
 	}
-	if ctx.Err() != nil {
-		return
+	if err := ctx.Err(); err != nil {
+		return err
 	}
 	p := t.program(ctx)
 	defer t.done(p)
@@ -113,6 +114,7 @@ func (t *Tree) WriteEach(ctx context.Context, writes []btree.Write) {
 		spreadUnknown(x.writes[:x.at])
 		x.writes = nil
 	}
+	return nil
 }
 
 // shareOut makes a share for each leaf of writes in the order of their keys, and returns their number. Those that cannot be part of a

@@ -21,7 +21,7 @@ import (
 // each makes writes by WriteEach, and those that it leaves alone by WriteRun, and by a Put where an Edit is not possible.
 func each(t *testing.T, tree *kv.Tree, writes []btree.Write) {
 	ctx := t.Context()
-	tree.WriteEach(ctx, writes)
+	require.NoError(t, tree.WriteEach(ctx, writes))
 	for i := range writes {
 		w := &writes[i]
 		if !w.Alone {
@@ -92,7 +92,7 @@ func TestWriteEachKeepsTheOrderOfAKey(t *testing.T) {
 				return append(bytes.Clone(old[max(0, len(old)-30):]), news[i]...), false, nil
 			}})
 		}
-		tree.WriteEach(ctx, writes)
+		require.NoError(t, tree.WriteEach(ctx, writes))
 		alone := make([]bool, len(writes))
 		for i := range writes {
 			if alone[i] = writes[i].Alone; alone[i] {

@@ -85,20 +85,21 @@ func (t *gated) WriteRun(ctx context.Context, writes []btree.Write) (n int, err 
 	return n, err
 }
 
-func (t *gated) WriteEach(ctx context.Context, writes []btree.Write) {
+func (t *gated) WriteEach(ctx context.Context, writes []btree.Write) (err error) {
 	f, skip := t.next(true)
 	if skip {
 		for i := range writes {
 			writes[i].Alone = false
 		}
 	} else {
-		t.Tree.WriteEach(ctx, writes)
+		err = t.Tree.WriteEach(ctx, writes)
 	}
 	for i := range writes {
 		if f.err != nil && !writes[i].Alone {
 			writes[i].Err = f.err
 		}
 	}
+	return err
 }
 
 func (t *gated) EditVersion(ctx context.Context, key []byte, edit func(old []byte, version uint64) ([]byte, bool, error)) (uint64, error) {

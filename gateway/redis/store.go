@@ -171,7 +171,7 @@ func (c *conn) runs(answered func(i int, w *btree.Write) error) (at int, err err
 func (c *conn) each(answered func(i int, w *btree.Write)) {
 	all := c.writes
 	defer func() { clear(all) }()
-	c.s.tree.WriteEach(c.s.ctx, all)
+	_ = c.s.tree.WriteEach(c.s.ctx, all) // an error leaves all writes to runs
 	c.unmade = c.unmade[:0]
 	for i := range all {
 		if all[i].Alone {
