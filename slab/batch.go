@@ -164,44 +164,60 @@ func (l *Lane) readGathered(fn func(i int, payload []byte, info Info, err error)
 //
 // Linearizes at: the CAS of V of each object, as in Update; not all at one instant.
 func (l *Lane) WriteMany(refs []proto.Ref, payloads [][]byte, errs []error) {
-	for next := 0; next < len(refs); {
-		if next > 0 {
-			if err := l.port.Pause(0); err != nil {
-				for i := next; i < len(refs); i++ {
-					errs[i] = err
-				}
-				return
-			}
-		}
-		next += l.writeBatch(refs[next:], payloads[next:], errs[next:])
-	}
+	l.inBatches(errs[:len(refs)], func(from int) int {
+		next, imgs := l.gather(refs, from, false, func(i int, s proto.Slab) (int, error) {
+			return proto.ImageLen(len(payloads[i]) + l.Overhead()), l.fits(len(payloads[i]), s)
+		}, errs)
+		l.changeGathered(imgs, func() { l.stageHeld(payloads, errs) }, errs)
+		l.oneByOne(from, next, func(i int) error { return l.writeOne(refs[i], payloads[i]) }, errs)
+		return next
+	})
 }
 
 // ErrIndex: WriteMany left the object alone because it is an index; see proto.TagIndex.
 var ErrIndex = errors.New("object is an index")
 
-// writeBatch writes as many of the first objects as fit one batch, and returns their number. An
-// object that the batch cannot write has errAgain in errs until writeOne writes it at the end.
-func (l *Lane) writeBatch(refs []proto.Ref, payloads [][]byte, errs []error) int {
-	b := &l.batch
-	n, imgs := l.gatherWrites(refs, payloads, errs)
-	b.held = b.held[:0]
-	if l.reserveGathered(imgs, errs); len(b.held) > 0 {
-		l.stageHeld(payloads, errs)
-		l.commit(b.held...)
-		for _, a := range b.held {
-			errs[a.index] = a.answer()
+// inBatches has all objects changed, batch by batch: batch changes those from an index on, as many as fit, and returns the index of the first
+// that did not. The objects behind a deadline that passes between two batches have its error.
+func (l *Lane) inBatches(errs []error, batch func(from int) (next int)) {
+	for next := 0; next < len(errs); {
+		if next > 0 {
+			if err := l.port.Pause(0); err != nil {
+				for i := next; i < len(errs); i++ {
+					errs[i] = err
+				}
+				return
+			}
 		}
+		next = batch(next)
 	}
-	for i := range n {
+}
+
+// changeGathered reserves the slabs of the batch's attempts, has stage build the images of those in b.held, and commits these. An object
+// that the batch could not change, and that is to be changed by itself, has errAgain.
+func (l *Lane) changeGathered(imgs int, stage func(), errs []error) {
+	b := &l.batch
+	b.held = b.held[:0]
+	if l.reserveGathered(imgs, errs); len(b.held) == 0 {
+		return
+	}
+	stage()
+	l.commit(b.held...)
+	for _, a := range b.held {
+		errs[a.index] = a.answer()
+	}
+}
+
+// oneByOne changes those of the objects from an index on, up to next, that the batch has left over.
+func (l *Lane) oneByOne(from, next int, change func(i int) error, errs []error) {
+	for i := from; i < next; i++ {
 		if errs[i] != errAgain {
 			continue
 		}
 		if errs[i] = l.port.Pause(0); errs[i] == nil {
-			errs[i] = l.writeOne(refs[i], payloads[i])
+			errs[i] = change(i)
 		}
 	}
-	return n
 }
 
 // writeOne writes an object that the batch could not take along.
@@ -226,22 +242,24 @@ func (o *object) verbsOfWrite() int {
 	return 3
 }
 
-// gatherWrites makes attempts for the first objects, as many as fit one batch. n objects have an
-// attempt or an error; imgs is how many bytes their images take.
-func (l *Lane) gatherWrites(refs []proto.Ref, payloads [][]byte, errs []error) (n, imgs int) {
+// gather makes attempts for objects from refs[from] on, as many as fit one batch. image returns how many bytes the new image of object i may
+// take, or why there is none. The objects before next have an attempt or an error; imgs is how many bytes the images and records take.
+func (l *Lane) gather(refs []proto.Ref, from int, byHalf bool, image func(i int, s proto.Slab) (int, error), errs []error) (next, imgs int) {
 	b := &l.batch
 	b.attempts = b.attempts[:0]
-	for bytes, verbs := 0, 0; n < len(refs) && len(b.attempts) < maxWrites; n++ {
-		a := attempt{index: n}
-		err := l.resolve(&a.object, refs[n])
+	bytes, verbs := 0, 0
+	for next = from; next < len(refs) && len(b.attempts) < maxWrites; next++ {
+		a := attempt{index: next, byHalf: byHalf}
+		img := 0
+		err := l.resolve(&a.object, refs[next])
 		switch {
 		case err != nil:
 		case a.slab.Kind == proto.Single:
-			err = fmt.Errorf("%w: %v", ErrImmutable, refs[n])
+			err = fmt.Errorf("%w: %v", ErrImmutable, refs[next])
 		default:
-			err = l.fits(len(payloads[n]), a.slab)
+			img, err = image(next, a.slab)
 		}
-		if errs[n] = err; err != nil {
+		if errs[next] = err; err != nil {
 			continue
 		}
 		size := a.slab.Class.Bytes()
@@ -250,10 +268,10 @@ func (l *Lane) gatherWrites(refs []proto.Ref, payloads [][]byte, errs []error) (
 		}
 		bytes += size
 		verbs += a.verbsOfWrite()
-		imgs += proto.ImageLen(len(payloads[n])+l.Overhead()) + redoBytes(a.slab)
+		imgs += img + redoBytes(a.slab)
 		b.attempts = append(b.attempts, a)
 	}
-	return n, imgs
+	return next, imgs
 }
 
 // reserveGathered reserves the slabs of the batch's attempts in one round. b.held are the
@@ -326,20 +344,28 @@ func (l *Lane) stageHeld(payloads [][]byte, errs []error) {
 		case err == nil && a.header.Tag&proto.TagIndex != 0:
 			err = l.releaseFor(a, ErrIndex)
 		case err == nil:
-			size := proto.ImageLen(len(payload) + l.Overhead())
-			a.header.Writer, a.encryption = a.r, l.encryption
-			if err = stageImage(a, imgs[:size], &a.header, payload); err == nil {
-				err = l.stageRedo(a, imgs[size:], b.held)
-			}
-			if err == ErrNoShadow {
-				err = l.releaseFor(a, errAgain) // Update claims one
-			} else if err != nil {
-				err = l.releaseFor(a, err)
-			}
-			imgs = imgs[size+redoBytes(a.slab):]
+			imgs, err = l.stageOne(a, imgs, payload)
 		}
 		if errs[a.index] = err; err == nil {
 			b.held = append(b.held, a)
 		}
 	}
+}
+
+// stageOne builds the new image of a slab that the batch holds in front of space, and its record. It returns the space behind. After an
+// error the slab is released.
+func (l *Lane) stageOne(a *attempt, space, payload []byte) ([]byte, error) {
+	size := proto.ImageLen(len(payload) + l.Overhead())
+	a.header.Writer, a.encryption = a.r, l.encryption
+	err := stageImage(a, space[:size], &a.header, payload)
+	if err == nil {
+		err = l.stageRedo(a, space[size:], l.batch.held)
+	}
+	switch {
+	case err == ErrNoShadow:
+		return space, l.releaseFor(a, errAgain) // Update claims one
+	case err != nil:
+		return space, l.releaseFor(a, err)
+	}
+	return space[size+redoBytes(a.slab):], nil
 }
