@@ -89,5 +89,6 @@ func (s *Server) Listeners() int { return len(s.listeners()) }
 // SetClock has the gateway take the time from f. It is called before the gateway serves.
 func (s *Server) SetClock(f func() time.Time) { s.clock = f }
 
-// LateAfter is how long a leaf may go without a node that compares it, and how often that is looked at. It is called before the gateway serves.
-func (s *Server) LateAfter(d time.Duration) { s.feed.late, s.feed.look = d, d }
+// LateAfter is how long a leaf may go without a node that compares it; that, or each second if it is longer, is how often the gateway looks. It is
+// called before the gateway serves.
+func (s *Server) LateAfter(d time.Duration) { s.feed.late, s.feed.look = d, min(d, s.feed.look) }

@@ -287,7 +287,9 @@ func TestCopiesEndWithTheLease(t *testing.T) {
 	t.Cleanup(func() { c.Close() })
 	tree, err := kv.Create(t.Context(), c, "keys", btree.Config{})
 	require.NoError(t, err)
-	p := dial(t, gateway(t, redis.Config{Tree: tree}))
+	g := redis.New(redis.Config{Tree: tree, SweepKeys: -1, Logger: slog.New(slog.DiscardHandler)})
+	g.LateAfter(time.Hour) // so that the lease alone ends the copies
+	p := dial(t, serve(t, g))
 	p.do("HELLO", "3")
 	require.Equal(t, "+OK", p.cmd("CLIENT TRACKING ON"))
 	reads := func() bool {
