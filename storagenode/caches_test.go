@@ -228,7 +228,7 @@ func TestHazard287_EachFileHasItsPatience(t *testing.T) {
 	require.NoError(t, n.Close())
 }
 
-// The kernel tells of an error once, and the start that was told fails for another file's sake. The next start does not trust the cache either.
+// The kernel reports a write-back error once. The start that receives the report fails because of another file. The next start must distrust the cache too.
 func TestHazard286_StartThatFailsBehindAnError(t *testing.T) {
 	d := newDisk(t)
 	b := newBoss(t)

@@ -12,8 +12,8 @@
 // # What a sleep costs
 //
 // It holds an operating system thread, unlike a channel or a socket, and for up to 10 ms the Go scheduler may keep one of its GOMAXPROCS
-// processors for that thread. While all of them are kept nobody polls the network. Take bounds both: at most 64 threads
-// sleep at a time, and of those that have begun in the last 20 ms fewer than GOMAXPROCS. Who gets no thread waits in another way.
+// processors for that thread. If the scheduler keeps all of them, it does not poll the network. So Take bounds the sleeps: at most 64 at a
+// time, and fewer than GOMAXPROCS that began in the last 20 ms. A caller whose Take fails waits in another way.
 //
 // # Obligations of the caller
 //

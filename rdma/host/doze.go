@@ -75,7 +75,7 @@ func (l *Lane) serveAndDoze(quiet time.Duration, d *Doorbell) (again bool, err e
 		if err := l.serveUntilQuiet(quiet); err != nil {
 			return false, err
 		}
-		seen := d.bell.Seen() // before the client is told: it may ring at once
+		seen := d.bell.Seen() // loaded before the client learns of the sleep: a Ring in between changes the word, and ends the sleep
 		thread, ok := takeThread()
 		if !ok {
 			err := l.sleep(false)

@@ -140,7 +140,7 @@ func (e *early) Sleep(*rdma.Window, uint64, uint32, time.Duration) bool {
 	return false
 }
 
-// A client that could sleep in a thread finds that an earlier node wakes nobody: it wakes that node through the socket, and looks for its answer.
+// A client that can sleep in a thread meets a node of an earlier version, which wakes no clients: the client wakes the node through the socket, and polls for the answer.
 func TestClientOfAnEarlierNode(t *testing.T) {
 	arena, err := rdma.NewArena(msg.BufferBytes)
 	require.NoError(t, err)

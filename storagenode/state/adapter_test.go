@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHazard269_LostAdapterOpensNothing: an adapter that has failed is told lost when its access has ended, and not before; nothing is
-// opened there from its failure on, and an epoch has one adapter.
+// TestHazard269_LostAdapterOpensNothing: the node reports an adapter as lost only after all access through it has ended. It opens no region
+// there once the adapter has failed, and no epoch at two adapters.
 func TestHazard269_LostAdapterOpensNothing(t *testing.T) {
 	s := New(Limits{CapacityBytes: 64 << 20, Persistent: true, Adapters: 2}, Kept{}, nil)
 	do := func(e Event) (all []string) {
