@@ -38,11 +38,7 @@ func init() {
 // Of a job with a cap no more parts run at once than that, however many slots are free, and the cap is reached.
 func TestHazard227_NoMorePartsRunThanTheJobSays(t *testing.T) {
 	r := newRig(t)
-	in := map[string]string{}
-	for i := range 800 {
-		in[fmt.Sprintf("%04d", i)] = "a value of some length, so that there are leaves for as many parts"
-	}
-	r.tree("in", in)
+	in := r.leaves("in", 800)
 	const most = 3
 	for i := range 3 {
 		r.worker(fmt.Sprint(i), func(c *job.Config) { c.Slots = 4 })
@@ -105,11 +101,7 @@ func TestCapsAreForWorkersThatKnowThem(t *testing.T) {
 // A worker runs as many parts of one job as it may, and its other slots run parts of other jobs.
 func TestHazard228_WorkerRunsSoManyPartsOfOneJob(t *testing.T) {
 	r := newRig(t)
-	in := map[string]string{}
-	for i := range 800 {
-		in[fmt.Sprintf("%04d", i)] = "a value of some length, so that there are leaves for as many parts"
-	}
-	r.tree("in", in)
+	r.leaves("in", 800)
 	r.worker("a", func(c *job.Config) { c.Slots, c.MaxOfJob = 5, 2 })
 	var jobs []*job.Job
 	for i := range 2 {
@@ -156,11 +148,7 @@ func TestHazard228_WorkerRunsSoManyPartsOfOneJob(t *testing.T) {
 func TestCensusCountsWhatCapsHoldUp(t *testing.T) {
 	r := newRig(t)
 	r.quota(100 << 20)
-	in := map[string]string{}
-	for i := range 800 {
-		in[fmt.Sprintf("%04d", i)] = "a value of some length, so that there are leaves for as many parts"
-	}
-	r.tree("in", in)
+	r.leaves("in", 800)
 	r.tree("one", map[string]string{"a": "1"})
 	var tally job.Tally
 	r.worker("a", func(c *job.Config) { c.Slots, c.MaxOfJob, c.Tally = 8, 2, &tally })

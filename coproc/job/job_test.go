@@ -100,6 +100,16 @@ func (r *rig) tree(name string, entries map[string]string) *kv.Tree {
 	return t
 }
 
+// leaves makes a tree with so many keys, which are in leaves for many parts, and returns its entries.
+func (r *rig) leaves(name string, keys int) map[string]string {
+	in := map[string]string{}
+	for i := range keys {
+		in[fmt.Sprintf("%04d", i)] = "a value of some length, so that there are leaves for as many parts"
+	}
+	r.tree(name, in)
+	return in
+}
+
 func (r *rig) run(spec job.Spec) *job.Job {
 	j, err := r.store.Submit(r.Context(), spec)
 	require.NoError(r, err)

@@ -1,7 +1,6 @@
 package job_test
 
 import (
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -39,11 +38,7 @@ func init() {
 // Parts of jobs of higher priority are begun first, and those of lower priority are begun between them, as often as the rule says.
 func TestHazard292_HigherPrioritiesComeFirstAndNoneStarves(t *testing.T) {
 	r := newRig(t)
-	in := map[string]string{}
-	for i := range 1000 {
-		in[fmt.Sprintf("%04d", i)] = "a value of some length, so that there are leaves for as many parts"
-	}
-	r.tree("many", in)
+	r.leaves("many", 1000)
 	r.tree("one", map[string]string{"a": "1"})
 	r.worker("a", func(c *job.Config) { c.Slots = 1 })
 	first, err := r.store.Submit(t.Context(), job.Spec{Plugin: "stepwise", Input: job.Source{Tree: "one"}, Output: "none", MapParts: 1})

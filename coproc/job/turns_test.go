@@ -1,7 +1,6 @@
 package job_test
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
@@ -34,11 +33,7 @@ func init() {
 // A job of one part does not wait for the parts of a job that was submitted earlier: they take turns.
 func TestJobsTakeTurns(t *testing.T) {
 	r := newRig(t)
-	in := map[string]string{}
-	for i := range 2000 {
-		in[fmt.Sprintf("%04d", i)] = "a value of some length, so that there are leaves for as many parts"
-	}
-	r.tree("many", in)
+	r.leaves("many", 2000)
 	r.tree("one", map[string]string{"a": "1"})
 	r.worker("a", func(c *job.Config) { c.Slots = 1 })
 	const parts = 40
