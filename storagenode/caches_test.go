@@ -99,24 +99,30 @@ func (d *disk) stale(path string, off int64) []byte {
 	return mem
 }
 
-// A file of which pages stay cached that are not as the disk has them is refused with the remedy. The other regions of the node are served, and the file
-// is as it was.
-func TestHazard282_CacheThatStays(t *testing.T) {
-	d := newDisk(t)
-	dir := d.dir
-	b := newBoss(t)
-	n := b.startAs(1, dir)
-	for region := range uint32(2) {
+// stored is a folder on a disk that can fail, whose node has stored 0x5a durably in so many regions and has ended in good order. word is
+// what its node.running said.
+func stored(t *testing.T, regions uint32) (d *disk, b *boss, word []byte) {
+	d, b = newDisk(t), newBoss(t)
+	n := b.startAs(1, d.dir)
+	for region := range regions {
 		b.hostAndOpen(n, region+1, 1)
 		l, err := b.dial(tcp.Dialer{}, n.Stats().TCP, 1, region, region+1, 1)
 		require.NoError(t, err)
 		require.NoError(t, l.write(dataOff, 0x5a))
 		require.NoError(t, l.flush(dataOff))
 	}
-	word, err := os.ReadFile(running(dir))
+	word, err := os.ReadFile(running(d.dir))
 	require.NoError(t, err)
 	require.NoError(t, n.Close())
-	require.NoFileExists(t, running(dir))
+	require.NoFileExists(t, running(d.dir))
+	return d, b, word
+}
+
+// A file of which pages stay cached that are not as the disk has them is refused with the remedy. The other regions of the node are served, and the file
+// is as it was.
+func TestHazard282_CacheThatStays(t *testing.T) {
+	d, b, word := stored(t, 2)
+	dir := d.dir
 	mem := d.stale(regionFile(dir, 1), dataOff)
 	require.NoError(t, os.WriteFile(running(dir), word, 0o600)) // as if it had been killed
 
@@ -124,7 +130,7 @@ func TestHazard282_CacheThatStays(t *testing.T) {
 	var log bytes.Buffer
 	cfg := b.config(dir)
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	n = b.start(cfg)
+	n := b.start(cfg)
 	last := b.registrations()[len(b.registrations())-1]
 	require.Equal(t, []uint32{1}, last.Node.MissingRegions)
 	require.Len(t, last.Found, 1)
@@ -149,17 +155,7 @@ func TestHazard282_CacheThatStays(t *testing.T) {
 
 // Another process, such as a reader over shm that is stopped or a backup, keeps pages of a healthy file cached: a node that was killed serves it again.
 func TestHazard285_HealthyFileThatOthersMap(t *testing.T) {
-	d := newDisk(t)
-	b := newBoss(t)
-	n := b.startAs(1, d.dir)
-	b.hostAndOpen(n, 1, 1)
-	l, err := b.dial(tcp.Dialer{}, n.Stats().TCP, 1, 1, 1, 1)
-	require.NoError(t, err)
-	require.NoError(t, l.write(dataOff, 0x5a))
-	require.NoError(t, l.flush(dataOff))
-	word, err := os.ReadFile(running(d.dir))
-	require.NoError(t, err)
-	require.NoError(t, n.Close())
+	d, b, word := stored(t, 1)
 	require.NoError(t, os.WriteFile(running(d.dir), word, 0o600)) // as if it had been killed
 	f, err := os.Open(regionFile(d.dir, 1))
 	require.NoError(t, err)
@@ -169,7 +165,7 @@ func TestHazard285_HealthyFileThatOthersMap(t *testing.T) {
 	defer unix.Munmap(mem)
 	require.Equal(t, byte(0x5a), mem[0])
 	storagenode.ShortPatience(t)
-	n = b.start(b.config(d.dir))
+	n := b.start(b.config(d.dir))
 	require.Len(t, b.registrations()[1].Found, 1)
 	require.NoError(t, n.Close())
 	require.NoFileExists(t, running(d.dir))
@@ -177,19 +173,7 @@ func TestHazard285_HealthyFileThatOthersMap(t *testing.T) {
 
 // A file whose stale page stays does not take the time in which another file's page goes.
 func TestHazard287_EachFileHasItsPatience(t *testing.T) {
-	d := newDisk(t)
-	b := newBoss(t)
-	n := b.startAs(1, d.dir)
-	for region := range uint32(2) {
-		b.hostAndOpen(n, region+1, 1)
-		l, err := b.dial(tcp.Dialer{}, n.Stats().TCP, 1, region, region+1, 1)
-		require.NoError(t, err)
-		require.NoError(t, l.write(dataOff, 0x5a))
-		require.NoError(t, l.flush(dataOff))
-	}
-	word, err := os.ReadFile(running(d.dir))
-	require.NoError(t, err)
-	require.NoError(t, n.Close())
+	d, b, word := stored(t, 2)
 	stays := d.stale(regionFile(d.dir, 1), dataOff)
 	defer unix.Munmap(stays)
 	goes := d.stale(regionFile(d.dir, 2), dataOff)
@@ -220,7 +204,7 @@ func TestHazard287_EachFileHasItsPatience(t *testing.T) {
 		over <- unix.Munmap(goes)
 	}()
 	storagenode.Patience(t, 8*time.Second)
-	n = b.start(b.config(d.dir))
+	n := b.start(b.config(d.dir))
 	last := b.registrations()[len(b.registrations())-1]
 	require.Equal(t, []uint32{1}, last.Node.MissingRegions)
 	require.Len(t, last.Found, 1)
@@ -230,15 +214,7 @@ func TestHazard287_EachFileHasItsPatience(t *testing.T) {
 
 // The kernel reports a write-back error once. The start that receives the report fails because of another file. The next start must distrust the cache too.
 func TestHazard286_StartThatFailsBehindAnError(t *testing.T) {
-	d := newDisk(t)
-	b := newBoss(t)
-	n := b.startAs(1, d.dir)
-	b.hostAndOpen(n, 1, 1)
-	l, err := b.dial(tcp.Dialer{}, n.Stats().TCP, 1, 1, 1, 1)
-	require.NoError(t, err)
-	require.NoError(t, l.write(dataOff, 0x5a))
-	require.NoError(t, l.flush(dataOff))
-	require.NoError(t, n.Close())
+	d, b, _ := stored(t, 1)
 	path, bad := regionFile(d.dir, 1), regionFile(d.dir, 2)
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	require.NoError(t, err)
@@ -257,8 +233,8 @@ func TestHazard286_StartThatFailsBehindAnError(t *testing.T) {
 	require.ErrorContains(t, err, "region-00000002.quarry")
 	require.NoError(t, os.Remove(bad))
 	require.NoError(t, unix.Munmap(mem))
-	n = b.start(b.config(d.dir))
-	l = b.reopen(n.Stats().Agent, n.Stats().TCP, 1, 2)
+	n := b.start(b.config(d.dir))
+	l := b.reopen(n.Stats().Agent, n.Stats().TCP, 1, 2)
 	got, err := l.read(dataOff, 1)
 	require.NoError(t, err)
 	require.Equal(t, byte(0x5a), got[0])
