@@ -57,6 +57,16 @@ func Decode(messages []*arrowflight.FlightData) (keys, values [][]byte, err erro
 	return keys, values, r.Err()
 }
 
+// TurnWithoutMemory is what a reader does between two batches while other streams have all the memory.
+func (s *Server) TurnWithoutMemory(ctx context.Context) (more bool, err error) {
+	if err := s.memory.take(ctx, s.memory.size); err != nil {
+		return false, err
+	}
+	defer s.memory.give(s.memory.size)
+	r := reader{s: s, b: newBuilder([]string{KeyColumn}, s.cfg.BatchBytes, &s.parcels)}
+	return r.turn(ctx)
+}
+
 // OpenTicket is how DoGet reads a ticket of a caller without a token and a tenant.
 func OpenTicket(sealed []byte) error {
 	_, err := openTicket(sealed, principal{}, time.Unix(0, 0))

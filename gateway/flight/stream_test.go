@@ -10,6 +10,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 	arrowflight "github.com/apache/arrow-go/v18/arrow/flight"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/quarrystore/quarry/btree"
@@ -76,6 +78,16 @@ func TestStreamsTakeTurns(t *testing.T) {
 	require.Eventually(t, func() bool { return s.Stats().MemoryBytes == 0 }, patience, tick)
 }
 
+// A stream that finds no memory for its next batch ends its scan, and waits without what the scan has read ahead.
+func TestScanEndsWithoutMemory(t *testing.T) {
+	w := newWorld(t, testcluster.Options{})
+	s, _ := w.serve(flight.Config{})
+	more, err := s.TurnWithoutMemory(t.Context())
+	require.NoError(t, err)
+	require.False(t, more)
+	require.Zero(t, s.Stats().MemoryBytes)
+}
+
 // What a batch allocates does not depend on its rows.
 func TestAllocationsOfAMessage(t *testing.T) {
 	few, many := flight.AllocationsOfMessage(64<<10), flight.AllocationsOfMessage(1<<20)
@@ -130,9 +142,11 @@ func TestDialOptions(t *testing.T) {
 	tree := w.tree("users", 3000, 100)
 	require.NoError(t, tree.Put(t.Context(), []byte("k000100big"), make([]byte, 9<<20)))
 	_, addr := w.serve(flight.Config{})
-	c := dial(t, addr, flight.DialOptions()...)
+	c, err := arrowflight.NewClientWithMiddleware(addr, nil, nil, append(flight.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	require.NoError(t, err)
+	defer c.Close()
 	require.Equal(t, without(scanned(t, tree, btree.Range{}), true), all(t, t.Context(), c, path("users")))
-	_, err := put(t.Context(), c, "users", binarySchema, batchOf(row{key: "a", value: "1"}))
+	_, err = put(t.Context(), c, "users", binarySchema, batchOf(row{key: "a", value: "1"}))
 	require.NoError(t, err)
 }
 
