@@ -24,10 +24,8 @@ var priorities = [...]Priority{High, Normal, Low}
 
 // class is the index of a priority in priorities; that of normal for one that is not known: other programs of the tenant can write records.
 func (p Priority) class() int {
-	for i, known := range priorities {
-		if p == known {
-			return i
-		}
+	if i := slices.Index(priorities[:], p); i >= 0 {
+		return i
 	}
 	return classNormal
 }
